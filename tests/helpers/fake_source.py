@@ -14,8 +14,8 @@ from helpers.scripted_engine import ScriptedEngine, fake_info
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.server.context import ServerContext
 from tidemill.server.host.manager import ModelManager
-from tidemill.server.host.pipeline import Pipeline
-from tidemill.server.host.pipeline_options import PipelineOptions
+from tidemill.server.host.pipelines.options import PipelineOptions
+from tidemill.server.host.pipelines.pipeline import Pipeline
 from tidemill.server.host.source import ModelChanges, ModelOptions, OnPull, Reload
 from tidemill.server.host.switching import Need
 

@@ -16,8 +16,8 @@ from helpers.scripted_engine import ScriptedEngine
 
 from tidemill.contract.request import EngineRequest
 from tidemill.server.context import ServerContext
-from tidemill.server.host.pipeline import Pipeline
-from tidemill.server.host.pipeline_options import PipelineOptions
+from tidemill.server.host.pipelines.options import PipelineOptions
+from tidemill.server.host.pipelines.pipeline import Pipeline
 from tidemill.server.host.slot import Hosted
 
 

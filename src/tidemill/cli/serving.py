@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tidemill.library.locate import Located
     from tidemill.server.access.limits import Limits
     from tidemill.server.host.engine_loader import Opening, TextSide
-    from tidemill.server.host.pipeline_options import PipelineOptions
+    from tidemill.server.host.pipelines.options import PipelineOptions
     from tidemill.server.host.source import ModelOptions, NameOptions, Source
     from tidemill.server.run import ServeOptions
 
@@ -94,7 +94,7 @@ def pipeline_options(deployment: Deployment) -> list[PipelineOptions]:
     """The pipelines in their order."""
     if not deployment.pipelines:
         return []
-    from tidemill.server.host.pipeline_options import PipelineOptions
+    from tidemill.server.host.pipelines.options import PipelineOptions
 
     return [
         PipelineOptions(one.name, one.file, one.timeout, one.memory, one.options)

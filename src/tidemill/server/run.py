@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tidemill.server.context import ServerContext
     from tidemill.server.host.engine_loader import EngineLoader, TextSide
     from tidemill.server.host.manager import ModelManager
-    from tidemill.server.host.pipeline import Pipeline
-    from tidemill.server.host.pipeline_options import PipelineOptions
+    from tidemill.server.host.pipelines.options import PipelineOptions
+    from tidemill.server.host.pipelines.pipeline import Pipeline
     from tidemill.server.host.served import ServedModel
     from tidemill.server.host.source import ModelOptions, NameOptions, Source
 
@@ -198,7 +198,7 @@ class _Assembly:
 
     def pipeline(self, options: PipelineOptions) -> Pipeline:
         """A pipeline, which is its own loader."""
-        from tidemill.server.host.pipeline import Pipeline
+        from tidemill.server.host.pipelines.pipeline import Pipeline
 
         context = self._context()
         return Pipeline(options, context.host, context.shared, context.metrics, context.build)

@@ -17,8 +17,8 @@ from tidemill.server.host.slot import Hosted, Loader, Slot, State
 from tidemill.server.host.source import ModelChanges, ModelOptions, NameOptions, OnPull, Source
 
 if TYPE_CHECKING:
-    from tidemill.server.host.pipeline import Pipeline
-    from tidemill.server.host.pipeline_options import PipelineOptions
+    from tidemill.server.host.pipelines.options import PipelineOptions
+    from tidemill.server.host.pipelines.pipeline import Pipeline
 
 log = get_logger(__name__)
 

@@ -15,7 +15,7 @@ from tidemill.server.admission.control import Admission
 if TYPE_CHECKING:
     from tidemill.contract.wire import EngineInfo
     from tidemill.engine.client import EngineClient
-    from tidemill.server.host.pipeline import Pipeline
+    from tidemill.server.host.pipelines.pipeline import Pipeline
     from tidemill.server.host.watching import Observer, Watch
     from tidemill.text.answering import ChatSide
     from tidemill.text.template import ChatTemplate

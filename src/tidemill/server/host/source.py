@@ -12,7 +12,7 @@ from tidemill.server.host.slot import Hosted
 
 if TYPE_CHECKING:
     from tidemill.server.host.engine_loader import Opening
-    from tidemill.server.host.pipeline_options import PipelineOptions
+    from tidemill.server.host.pipelines.options import PipelineOptions
     from tidemill.server.host.rollout.traffic import Traffic
 
 

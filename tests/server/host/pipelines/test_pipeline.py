@@ -14,7 +14,7 @@ import pytest
 from helpers.fake_loader import FakeLoaded
 from helpers.pipeline_server import PipelineServer, pipeline_server
 
-from tidemill.server.host import pipeline_process
+from tidemill.server.host.pipelines import process as pipeline_process
 
 ECHO = """
 async def answer(request, models):

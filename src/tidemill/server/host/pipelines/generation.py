@@ -17,12 +17,12 @@ from tidemill.generation.request import GenerateRequest
 from tidemill.pipelines.messages import Ended, Raised, Start, Text
 from tidemill.server.admission.answers import AnswerSize
 from tidemill.server.errors import Problem, Rejection
-from tidemill.server.host.pipeline_calls import Calling
-from tidemill.server.host.pipeline_process import Event, Gone, PipelineProcess, Run
-from tidemill.server.host.pipeline_request import conversation_of, prepared_of
+from tidemill.server.host.pipelines.calls import Calling
+from tidemill.server.host.pipelines.process import Event, Gone, PipelineProcess, Run
+from tidemill.server.host.pipelines.request import conversation_of, prepared_of
 
 if TYPE_CHECKING:
-    from tidemill.server.host.pipeline import Pipeline
+    from tidemill.server.host.pipelines.pipeline import Pipeline
 
 T = TypeVar("T")
 

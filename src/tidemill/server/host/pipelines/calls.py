@@ -26,8 +26,8 @@ from tidemill.server.errors import Rejection, problem_of
 from tidemill.server.host.begin import begin_generation
 from tidemill.server.host.host import ModelHost
 from tidemill.server.host.pace import LOOP
-from tidemill.server.host.pipeline_process import Reply
-from tidemill.server.host.pipeline_request import tuples
+from tidemill.server.host.pipelines.process import Reply
+from tidemill.server.host.pipelines.request import tuples
 from tidemill.server.host.served import ServedModel, check_is_model
 from tidemill.server.host.vectors import Vectors
 from tidemill.text.answering import ANSWER_FIELDS, OutputRequest

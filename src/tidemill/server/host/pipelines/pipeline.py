@@ -24,9 +24,9 @@ from tidemill.server.admission.options import AdmissionOptions
 from tidemill.server.admission.shared import SharedBounds
 from tidemill.server.errors import reject
 from tidemill.server.host.host import ModelHost
-from tidemill.server.host.pipeline_generation import PipelineGeneration
-from tidemill.server.host.pipeline_options import PipelineOptions
-from tidemill.server.host.pipeline_process import PipelineProcess
+from tidemill.server.host.pipelines.generation import PipelineGeneration
+from tidemill.server.host.pipelines.options import PipelineOptions
+from tidemill.server.host.pipelines.process import PipelineProcess
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.slot import Hosted, Loaded, Slot
 from tidemill.server.host.switching import Need

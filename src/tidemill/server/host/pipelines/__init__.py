@@ -1,0 +1,1 @@
+"""Pipelines as served names: the parent's side of their processes."""
