@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tidemill.base.errors import TidemillError
 from tidemill.cli.deployments import CHECKS
+from tidemill.cli.serving import named_models
 from tidemill.cli.source import DeployedModels
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.needs import MemoryNeeds
@@ -56,10 +58,11 @@ def _served(*names: str, file: Path | None = None, whole: bool = False) -> Deplo
 
 def test_the_whole_library_is_served_as_it_comes_and_goes() -> None:
     source = _served("brook", whole=True)
-    assert source.look() is None, "there is no library yet"
+    assert source.look() is None and not source.watched, "there is no library yet"
     _create("pirate")
     found = source.look()
     assert found is not None and [one.name for one in found.added] == ["pirate"]
+    assert source.watched
     assert source.look() is None
     _create("pirate", system="Be loud.")
     found = source.look()
@@ -72,9 +75,32 @@ def test_the_whole_library_is_served_as_it_comes_and_goes() -> None:
     assert source.reload().document == {}, "a reload finds nothing that look has not"
 
 
+def test_a_model_whose_files_are_gone_is_left_out_and_the_others_are_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = tmp_path / "gone"
+    shutil.copytree(bundled_models()["brook"], gone)
+    create("stale", Recipe(base=str(gone)), Library.open())
+    _create("fresh")
+    said: list[str] = []
+    assert named_models((), None, alone=False, say=said.append) == ("brook", "fresh", "stale")
+    source = _served("brook", "fresh", "stale", whole=True)
+    gone.rename(tmp_path / "elsewhere")
+    assert named_models((), None, alone=False, say=said.append) == ("brook", "fresh")
+    [line] = said
+    assert "not served: stale: its file" in line and "is gone; create it again" in line
+    assert _served("brook", "fresh", whole=True).reload().document == {}
+    _create("later")
+    found = source.look()
+    assert found is not None and found.removed == ("stale",)
+    assert [one.name for one in found.added] == ["later"] and source.reload().document == {}
+    assert caplog.text.count("not served: stale") == 1
+
+
 def test_of_listed_models_only_what_was_pulled_through_the_server_is_added() -> None:
     _create("mine")
     source = _served("mine")
+    assert source.watched and not _served("brook").watched
     _create("stranger")
     found = source.look()
     assert found is None or found.added == ()

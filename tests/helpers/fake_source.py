@@ -46,6 +46,10 @@ class FakeSource:
     pulling: Callable[[OnPull, Event], None] = lambda told, cancel: None
     reloadable: bool = True
 
+    @property
+    def watched(self) -> bool:
+        return self.looked is not None
+
     def look(self) -> ModelChanges | None:
         found, self.looked = self.looked, None
         return found
@@ -101,4 +105,5 @@ def managed(context: ServerContext, source: FakeSource) -> dict[str, FakeLoader]
 
     context.manager = ModelManager(context.host, source, loader, pipeline)
     context.host.look = context.manager.look
+    context.host.glance = context.manager.glance
     return loaders

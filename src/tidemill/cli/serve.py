@@ -94,11 +94,15 @@ def serve(
     alone = bool(served_name or file or revision)
     whole = not (model or config or alone)
     context = click.get_current_context()
-    inputs = deployment_inputs(context, config, named_models(model, config, alone=alone))
+    inputs = deployment_inputs(
+        context, config, named_models(model, config, alone=alone, say=say_line)
+    )
     deployment = inputs.resolve()
     if not deployment.models:  # a file that names none
         whole = True
-        inputs = deployment_inputs(context, config, named_models((), None, alone=False))
+        inputs = deployment_inputs(
+            context, config, named_models((), None, alone=False, say=say_line)
+        )
         deployment = inputs.resolve()
     server = deployment.server
     set_up_logging("api", server.log_level, server.log_format)

@@ -24,25 +24,28 @@ MEMORY_SHARE = 0.85
 """Of the memory that is free at the start: what models get where nobody set a budget."""
 
 
-def named_models(models: Sequence[str], file: Path | None, *, alone: bool) -> tuple[str, ...]:
+def named_models(
+    models: Sequence[str], file: Path | None, *, alone: bool, say: Say
+) -> tuple[str, ...]:
     """The sources of the models that the command line asks for.
 
     Args:
         models: as typed. A path may be typed without ``./`` where nothing has its name.
         file: the deployment file, whose models are served where none is typed.
         alone: without names, only the bundled model is meant, not the library.
+        say: called with a line about each model of the library that is left out.
     """
     from tidemill.library.home import default_home, has_models
     from tidemill.loading.locate import DEFAULT_MODEL, bundled_models
 
+    if not models and file is None:
+        return (DEFAULT_MODEL, *(() if alone else _usable(say)))
     known = set(bundled_models())
     library: list[str] = []
     if has_models(default_home()):
         from tidemill.library.catalog import Library
 
         library = list(Library.open().names())
-    if not models and file is None:
-        return (DEFAULT_MODEL, *(() if alone else library))
     found = []
     for model in models:
         path = Path(model).expanduser()
@@ -50,6 +53,20 @@ def named_models(models: Sequence[str], file: Path | None, *, alone: bool) -> tu
             model = str(path.absolute())
         found.append(model)
     return tuple(found)
+
+
+def _usable(say: Say) -> list[str]:
+    """Names of the library's models that can be opened."""
+    from tidemill.library.home import default_home, has_models
+
+    if not has_models(default_home()):
+        return []
+    from tidemill.library.catalog import Library
+
+    found, wrong = Library.open().usable()
+    for problem in wrong:
+        say(f"not served: {problem}")
+    return [entry.name for entry in found]
 
 
 def serve_options(deployment: Deployment, say: Say, source: Source | None = None) -> ServeOptions:

@@ -45,6 +45,7 @@ class DeployedModels:
         self._adopted: tuple[str, ...] = ()
         self._budget = deployment.server.memory
         self._stamp = self._library_stamp()
+        self._wrong: list[str] | None = None  # `serve` says what is left out at the start
         self._digests = self._library_digests()
         self._extra = self._extra_now()
 
@@ -52,6 +53,12 @@ class DeployedModels:
     def reloadable(self) -> bool:
         """See `Source`."""
         return self._inputs.file is not None
+
+    @property
+    def watched(self) -> bool:
+        """See `Source`."""
+        served = (model.source in self._digests for model in self._deployment.models)
+        return bool(self._stamp) and (self._whole or any(served))
 
     def look(self) -> ModelChanges | None:
         """See `Source`."""
@@ -232,18 +239,15 @@ class DeployedModels:
             return 0
 
     def _library_digests(self) -> Mapping[str, str]:
-        found: dict[str, str] = {}
+        """Of the models that can be opened; which others there are is said once."""
         if not self._stamp:
-            return found
-        library = _library()
-        for name in library.names():
-            try:
-                manifest = library.find(name)
-            except TidemillError:
-                continue  # a damaged manifest is said when its model is asked for
-            if manifest is not None:
-                found[name] = manifest.digest
-        return found
+            return {}
+        found, wrong = _library().usable()
+        new = [] if self._wrong is None else [one for one in wrong if one not in self._wrong]
+        for problem in new:
+            log.warning("not served: %s", problem)
+        self._wrong = wrong
+        return {entry.name: entry.digest for entry in found}
 
 
 def _library() -> Library:

@@ -178,6 +178,19 @@ class Library:
         folder = self.blobs.view(manifest.files)
         return folder if manifest.entry is None else folder / manifest.entry
 
+    def usable(self) -> tuple[list[Entry], list[str]]:
+        """All models that can be opened, and of each other one why it cannot."""
+        found, wrong = [], []
+        for name in self.names():
+            try:
+                found.append(self.resolve(name))
+            except TidemillError as error:
+                if error.kind is not ErrorKind.NOT_FOUND:  # removed meanwhile
+                    wrong.append(error.message)
+            except OSError as error:
+                wrong.append(f"{name}: cannot be read: {error.strerror or error}")
+        return found, wrong
+
     def add(self, manifest: Manifest) -> Entry:
         """Add a model whose files are all here, or replace the one of that name.
 

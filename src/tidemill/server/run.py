@@ -244,7 +244,8 @@ class _Assembly:
 
         source = self._options.source
         manager = ModelManager(context.host, source, self.loader, self.pipeline, self._follow_names)
-        context.manager, context.host.look = manager, manager.look
+        context.manager = manager
+        context.host.look, context.host.glance = manager.look, manager.glance
         if self._options.security.reloadable:
             manager.on_reload.append(self._options.security.reload)
 

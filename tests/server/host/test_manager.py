@@ -14,6 +14,7 @@ from helpers.scripted_engine import ScriptedEngine
 from tidemill.base.errors import TidemillError
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import Rejection
+from tidemill.server.host import manager
 from tidemill.server.host.engine_loader import TextSide
 from tidemill.server.host.host import ModelHost
 from tidemill.server.host.manager import ModelManager
@@ -167,6 +168,29 @@ def test_a_reload_that_fails_changes_nothing() -> None:
         with pytest.raises(TidemillError, match="no such template"):
             await server.reload("a", "c", texts=frozenset("a"), **changes)
         assert server.host.names == (server.first, "a")
+        await server.host.close()
+
+    _run(main)
+
+
+def test_a_model_that_is_replaced_in_the_library_is_noticed_by_its_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        server, now = Server("ab"), [0.0]
+        monkeypatch.setattr(manager, "monotonic", lambda: now[0])
+        server.host.look()
+        before = server.loaders["a"]
+        await _use(server.host, "a")
+        server.source.looked = ModelChanges(replaced=(option("a"),), removed=("b",))
+        now[0] = 0.9
+        await _use(server.host, "a")
+        assert server.loaders["a"] is before, "at most once a second"
+        now[0] = 1.0
+        await _use(server.host, "a")
+        assert before.loads[0].closed and len(server.loaders["a"].loads) == 1
+        with pytest.raises(Rejection, match="does not exist"):
+            await _use(server.host, "b")
         await server.host.close()
 
     _run(main)

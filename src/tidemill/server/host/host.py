@@ -61,6 +61,7 @@ class ModelHost:
     Attributes:
         budget: as given; may be changed.
         look: called before a name is said to be unknown: it may add and remove models.
+        glance: called with each request, and quick: it may do so, too.
         versions: the names that have versions; None: none has.
         on_added: called with the name of each model that is added.
     """
@@ -72,6 +73,7 @@ class ModelHost:
         self.versions: Versions | None = None
         self.on_added: Callable[[str], None] = lambda name: None
         self.look: Callable[[], None] = lambda: None
+        self.glance: Callable[[], None] = lambda: None
         self._slots: list[Slot] = []
         self._clock = clock
         self._by_name: dict[str, Slot] = {}
@@ -241,6 +243,7 @@ class ModelHost:
         Raises:
             Rejection: 404.
         """
+        self.glance()
         if self.versions is not None:
             if not name:
                 name = self.default.name

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
 from tidemill.base.process_memory import process_bytes
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from tidemill.server.host.pipelines.pipeline import Pipeline
 
 log = get_logger(__name__)
+
+LOOK_SECONDS = 1.0
+"""A change of the library is noticed by requests for models that are known after so long."""
 
 
 class TextLoader(Loader, Protocol):
@@ -51,14 +55,26 @@ class ModelManager:
     follow_names: Callable[[Sequence[NameOptions]], None] = lambda names: None
     on_reload: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     drain_timeout: float | None = None
+    _looked: float = field(default_factory=monotonic)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _loading: set[asyncio.Task[None]] = field(default_factory=set)
 
     def look(self) -> None:
         """Serve what was added to the library, and what was removed no longer."""
+        if self._turn.locked():
+            return  # a reload has read all of it; what it has not seen is found the next time
+        self._looked = monotonic()
         changes = self.source.look()
         if changes is not None:
             self._apply(changes, {})
+
+    def glance(self) -> None:
+        """As `look`, for a name that is known: where there is a library, at most once a second."""
+        now = monotonic()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            if self.source.watched:
+                self.look()
 
     async def reload(self) -> dict[str, Any]:
         """Read the deployment again and apply what has changed, all or nothing; the differences.

@@ -116,6 +116,10 @@ class Source(Protocol):
     def reloadable(self) -> bool:
         """Whether there is a file that may say something else later."""
 
+    @property
+    def watched(self) -> bool:
+        """Whether what is served may change by `look`, other than by something new."""
+
     def look(self) -> ModelChanges | None:
         """What has changed in the library since the last call; quick where nothing has."""
 
