@@ -53,6 +53,27 @@ def test_the_highest_version_answers_where_no_rule_says_another() -> None:
         host.find("chat@3")
 
 
+def test_a_name_without_its_version_is_found_as_soon_as_there_is_one() -> None:
+    context = _server("other")
+    host, looks = context.host, 0
+    host.on_added = lambda name: context.versions().added(name) if "@" in name else None
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            add_model(context, _engine("chat@1"))
+
+    host.look = look
+    routed = host.route("chat:latest")
+    assert (routed.slot.name, routed.called, looks) == ("chat@1", "chat", 1)
+    assert host.called("chat:latest") == "chat" and host.find("chat").name == "chat@1"
+    assert host.find("other:latest").name == "other" == host.route("other:latest").slot.name
+    assert host.find("chat:latest@1").name == "chat@1"
+    with pytest.raises(Rejection, match="'third:latest' does not exist"):
+        host.route("third:latest")
+
+
 def test_a_version_that_comes_later_gets_no_traffic_by_itself() -> None:
     context = _server("chat@1", "other")
     context.host.on_added = context.versions().added

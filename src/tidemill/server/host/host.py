@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+_LATEST = ":latest"
 _POLL_SECONDS = 0.02
 _NEVER = float("inf")
 
@@ -209,15 +210,30 @@ class ModelHost:
         """
         if not name:
             return self.default
+        return self._slot(self._known(name))
+
+    def _slot(self, name: str) -> Slot:
         traffic = None if self.versions is None else self.versions.find(name)
         if traffic is not None:
             name = f"{traffic.name}@{traffic.stable}"
-        if name not in self._by_name:
-            self.look()
         slot = self._by_name.get(name) or self._matching(name)
         if slot is None:
             raise unknown(name, self.names)
         return slot
+
+    def _known(self, name: str) -> str:
+        """The name in the spelling that is known here, after a look where there is none: as in the
+        library ``name:latest`` is ``name``."""
+        if self._has_any(name):
+            return name
+        self.look()
+        base, at, version = name.partition("@")
+        plain = base.removesuffix(_LATEST) + at + version
+        return plain if not self._has_any(name) and self._has_any(plain) else name
+
+    def _has_any(self, name: str) -> bool:
+        named = self.versions is not None and self.versions.find(name) is not None
+        return named or name in self._by_name
 
     def _matching(self, name: str) -> Slot | None:
         """The model whose pattern matches, the longest pattern first."""
@@ -230,8 +246,11 @@ class ModelHost:
         Raises:
             Rejection: 404.
         """
-        traffic = self.versions.find(name) if self.versions is not None and name else None
-        return self.find(name).name if traffic is None else traffic.name
+        if not name:
+            return self.default.name
+        name = self._known(name)
+        traffic = None if self.versions is None else self.versions.find(name)
+        return self._slot(name).name if traffic is None else traffic.name
 
     def route(self, name: str | None, caller: Caller = ANONYMOUS) -> Routed:
         """The model that answers one request.
@@ -244,6 +263,8 @@ class ModelHost:
             Rejection: 404.
         """
         self.glance()
+        if name:
+            name = self._known(name)
         if self.versions is not None:
             if not name:
                 name = self.default.name
@@ -252,7 +273,7 @@ class ModelHost:
             routed = self.versions.route(name, caller)
             if routed is not None:
                 return routed
-        return Routed(self.find(name))
+        return Routed(self._slot(name) if name else self.default)
 
     # -- requests ----------------------------------------------------------------------------
 
