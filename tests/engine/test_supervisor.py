@@ -270,7 +270,9 @@ async def test_many_poisons_at_once_do_not_end_the_server(
                    for e in ends)  # fmt: skip
         good = await _collect(client.submit(_request(1, "good", 3)))
     assert good[-1].finish_reason is FinishReason.LENGTH
-    assert len(engine.seen) == 2 + 2 * len(poisons) and not client.failed.done()
+    # Two together and two for each alone; two more where one came too late for the others' step.
+    least = 2 + 2 * len(poisons)
+    assert least <= len(engine.seen) <= least + 2 and not client.failed.done()
 
 
 @pytest.mark.parametrize(("fault", "deaths"), [("message", 4), ("receive", 6)])
