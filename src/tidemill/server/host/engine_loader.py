@@ -117,6 +117,8 @@ class EngineLoader:
                 config,
                 self._say,
                 on_load=progress,
+                # A budget is there for several models: what streams do comes first.
+                background=kv_bytes is not None,
                 log_level=self._log_level,
                 supervision=self._supervision(),
             )
