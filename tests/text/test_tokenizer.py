@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tidemill.base.byte_alphabet import byte_level_alphabet
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.text.tokenizer import SHORT_TEXT_CHARS, Tokenizer
+from tidemill.text.tokenizer import Tokenizer
 
 from .conftest import byte_level, load, sample_texts
 
@@ -105,11 +105,6 @@ def test_alphabet_is_the_librarys() -> None:
     alphabet = byte_level_alphabet()
     assert set(alphabet) == set(pre_tokenizers.ByteLevel.alphabet())
     assert sorted(alphabet.values()) == list(range(256))
-
-
-async def test_long_texts_are_encoded_in_a_thread(tokenizer: Tokenizer) -> None:
-    for text in ("short", "long text " * SHORT_TEXT_CHARS):
-        assert await tokenizer.encode_async(text) == tokenizer.encode(text)
 
 
 def test_metaspace_decoder_and_no_decoder() -> None:

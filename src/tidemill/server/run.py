@@ -1,4 +1,4 @@
-"""`serve`: starts the API process and its engine process, serves, and shuts both down."""
+"""`serve`: starts the API process and the engine processes, serves, and shuts them all down."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ instead replaces every byte of the surrounding run of byte tokens.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -209,16 +208,6 @@ class Tokenizer:
             TidemillError: kind BAD_REQUEST if a text is not valid Unicode.
         """
         return self._vocabulary.encode_pair(first, second)
-
-    async def encode_async(
-        self, text: str, *, add_special: bool = True, parse_special: bool = True
-    ) -> list[int]:
-        """`encode`, in a thread if the text is long, so it does not block the event loop."""
-        if len(text) <= SHORT_TEXT_CHARS:
-            return self.encode(text, add_special=add_special, parse_special=parse_special)
-        return await asyncio.to_thread(
-            self.encode, text, add_special=add_special, parse_special=parse_special
-        )
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence of token ids; invalid UTF-8 becomes U+FFFD."""

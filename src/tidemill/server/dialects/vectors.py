@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from tidemill.base.errors import bad_request
+from tidemill.generation.pace import slices
 from tidemill.generation.request import EmbedRequest, ScoreRequest
 from tidemill.generation.vectors import (
     embedding_of,
@@ -21,7 +22,6 @@ from tidemill.server.context import ServerContext
 from tidemill.server.host.pace import LOOP
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.vectors import Vectors
-from tidemill.server.transport.slices import slices
 
 if TYPE_CHECKING:
     from tidemill.text.pooled import Float32
@@ -48,7 +48,7 @@ class Embedded:
 
     async def embeddings(self) -> AsyncIterator[tuple[int, Float32]]:
         """Each input's index and vector, float32 [length]."""
-        async for some in slices(range(len(self._pooled)), VECTORS_AT_ONCE):
+        async for some in slices(range(len(self._pooled)), VECTORS_AT_ONCE, LOOP):
             for i in some:
                 yield i, embedding_of(self._model, self._pooled[i], self._dimensions)
 

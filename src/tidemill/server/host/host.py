@@ -468,8 +468,6 @@ class ModelHost:
             self._changed.clear()
             try:
                 until = await self._act()
-            except asyncio.CancelledError:
-                raise
             except Exception:
                 log.exception("loading and evicting models failed; it goes on")
                 until = self._clock() + RETRY_AFTER_SECONDS

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.ids import new_id
 from tidemill.contract.request import ChoiceOutput, FinishReason, exception_of
+from tidemill.generation.pace import slices
 from tidemill.generation.vectors import NO_SAMPLING, PreparedInputs
 from tidemill.server.admission.answers import NOTHING_HELD, AnswerSize
+from tidemill.server.host.pace import LOOP
 from tidemill.server.host.served import ServedModel
-from tidemill.server.transport.slices import slices
 
 SUBMITTED_AT_ONCE = 16
 """Inputs that are submitted without yielding to the event loop."""
@@ -58,7 +59,7 @@ class Vectors:
         try:
             name = new_id("vec")
             streams = []
-            async for some in slices(range(count), SUBMITTED_AT_ONCE):
+            async for some in slices(range(count), SUBMITTED_AT_ONCE, LOOP):
                 streams += [self._submit(f"{name}-{i}", i) for i in some]
             found = []
             for i, stream in enumerate(streams):

@@ -39,11 +39,8 @@ ERROR_SCHEMA = {
 
 def error_body(problem: Problem) -> bytes:
     """The JSON document. The shape has no place for the field, so the message names it."""
-    message, param = problem.message, problem.param
-    if param and param not in message:
-        message = f"{param}: {message}"
     kind = "api_error" if problem.status >= 500 else "invalid_request_error"
-    error = {"type": _TYPES.get(problem.status, kind), "message": message}
+    error = {"type": _TYPES.get(problem.status, kind), "message": problem.whole_message}
     return msgspec.json.encode(
         {"type": "error", "error": error, "request_id": problem.request_id or None}
     )

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import bad_request
+from tidemill.generation.pace import slices
 from tidemill.generation.request import EmbedRequest
 from tidemill.generation.vectors import embedding_of, prepare_embedding
 from tidemill.server.access.caller import caller_of
@@ -27,7 +28,6 @@ from tidemill.server.host.pace import LOOP
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.vectors import Vectors
 from tidemill.server.transport.pieces import Document, PiecedResponse, json_response
-from tidemill.server.transport.slices import slices
 
 VECTORS_AT_ONCE = 8
 """Vectors that are encoded without yielding to the event loop."""
@@ -53,7 +53,7 @@ async def ollama_embed(context: ServerContext, request: Request) -> Response:
     async def work(model: ServedModel) -> Response:
         vectors, count = await _vectors(context, request, model, asked, body.options)
         placed, data = Document(), bytearray(b"[")
-        async for some in slices(vectors, VECTORS_AT_ONCE):
+        async for some in slices(vectors, VECTORS_AT_ONCE, LOOP):
             for vector in some:
                 data += b"," if len(data) > 1 else b""
                 data += msgspec.json.encode(_normalized(vector))
@@ -116,7 +116,7 @@ async def _vectors(
     run = Vectors(model, prepared, size)
     pooled = await run.run()
     found: list[list[float]] = []
-    async for some in slices(pooled, VECTORS_AT_ONCE):
+    async for some in slices(pooled, VECTORS_AT_ONCE, LOOP):
         found += [embedding_of(model, one, asked.dimensions).tolist() for one in some]
     return found, run.prompt_tokens
 

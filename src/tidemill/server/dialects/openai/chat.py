@@ -7,7 +7,6 @@ from starlette.responses import Response
 
 from tidemill.base.clock import monotonic
 from tidemill.base.ids import new_id
-from tidemill.server.access.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.keep_alive import keep_alive_of
@@ -15,9 +14,9 @@ from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.openai.assemble import envelope_of
 from tidemill.server.dialects.openai.chat_format import ChatFormat
 from tidemill.server.dialects.openai.translate import (
+    caller_for,
     chat_request,
     check_stream_options,
-    priority_of,
 )
 from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.host.generation import Generation
@@ -30,14 +29,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     arrival = monotonic()
     body = await read_model(schema.ChatRequest, request, context.limits)
     context.host.find(body.model)  # a wrong name is the first error
-    caller = caller_of(
-        request,
-        body.timeout,
-        arrival,
-        cache_salt=body.cache_salt,
-        priority=priority_of(body),
-        user=body.user or body.safety_identifier,
-    )
+    caller = caller_for(request, body, arrival)
     check_stream_options(body)
     answer_id = new_id("chatcmpl")
 

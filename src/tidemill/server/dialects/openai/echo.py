@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tidemill.generation.pace import slices
 from tidemill.generation.request import Source
-from tidemill.server.transport.slices import slices
+from tidemill.server.host.pace import LOOP
 from tidemill.text.detokenizer import Detokenizer
 from tidemill.text.tokenizer import Tokenizer
 
@@ -46,7 +47,7 @@ async def echo_prompt(
     added = _count_start_tokens(tokenizer, token_ids) if spelled else 0
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=not spelled, at_start=True)
     offsets, length = [0] * added, 0
-    async for tokens in slices(token_ids[added:], DECODED_AT_ONCE):
+    async for tokens in slices(token_ids[added:], DECODED_AT_ONCE, LOOP):
         for token in tokens:
             offsets.append(min(length, len(text)))
             length += len(detokenizer.push((token,)))
@@ -63,5 +64,5 @@ async def decode_ids(
 ) -> str:
     """`Tokenizer.decode` in slices."""
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
-    parts = [detokenizer.push(some) async for some in slices(token_ids, DECODED_AT_ONCE)]
+    parts = [detokenizer.push(some) async for some in slices(token_ids, DECODED_AT_ONCE, LOOP)]
     return "".join((*parts, detokenizer.finish()))

@@ -9,9 +9,10 @@ import msgspec
 
 from tidemill.contract.request import TokenLogprob
 from tidemill.generation.choices import TokenPiece
+from tidemill.generation.pace import slices
 from tidemill.server.dialects.logprobs import finite, token_entries
+from tidemill.server.host.pace import LOOP
 from tidemill.server.transport.sink import Piece
-from tidemill.server.transport.slices import slices
 from tidemill.text.tokenizer import Tokenizer
 
 encode = msgspec.json.encode
@@ -43,7 +44,7 @@ async def prompt_entries(
     alternatives. The first token of a prompt has no logprob.
     """
     found: list[Piece] = []
-    async for some in slices(logprobs, SLICE):
+    async for some in slices(logprobs, SLICE, LOOP):
         found += (b"," if found else b"[", encode([_entry(tokenizer, i) for i in some])[1:-1])
     return [*found, b"]"] if found else [b"[]"]
 
@@ -107,7 +108,7 @@ class CompletionLogprobs:
         self, prompt: Sequence[tuple[bytes, int]], logprobs: Sequence[TokenLogprob | None]
     ) -> None:
         """Append the tokens of a prompt, each with its offset, in slices."""
-        async for some in slices(list(zip(prompt, logprobs, strict=True)), SLICE):
+        async for some in slices(list(zip(prompt, logprobs, strict=True)), SLICE, LOOP):
             for (piece, offset), logprob in some:
                 self.add(piece, logprob, offset)
 

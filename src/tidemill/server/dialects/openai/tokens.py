@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.base.errors import bad_request
+from tidemill.generation.pace import slices
 from tidemill.generation.prepare import check_ids, render_messages
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
@@ -21,7 +22,6 @@ from tidemill.server.host.pace import LOOP
 from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.pieces import Document, PiecedResponse, json_response
 from tidemill.server.transport.sink import Piece
-from tidemill.server.transport.slices import slices
 from tidemill.text.tools import tool_use
 
 MAX_TOKENIZE_CHARS = 2**20
@@ -57,7 +57,7 @@ async def _encoded(
 ) -> list[Piece]:
     """The list of `shown(id)` for each token id, as JSON text in pieces."""
     found: list[Piece] = []
-    async for some in slices(ids, _STRINGS_AT_ONCE):
+    async for some in slices(ids, _STRINGS_AT_ONCE, LOOP):
         values = msgspec.json.encode([shown(i) for i in some])[1:-1]
         found += (b"," if found else b"[", values)
     return [*found, b"]"] if found else [b"[]"]
@@ -88,7 +88,8 @@ async def _token_ids(model: ServedModel, body: schema.TokenizeRequest) -> tuple[
             f"prompt has {len(body.prompt)} characters; at most {most} are tokenized at once: "
             "send it in parts",
         )
-    return tuple(await model.tokenizer.encode_async(body.prompt, add_special=add_special))
+    encode = model.tokenizer.encode
+    return tuple(await LOOP.short(len(body.prompt), encode, body.prompt, add_special=add_special))
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:

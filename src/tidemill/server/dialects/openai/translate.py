@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import asdict
+from starlette.requests import Request
 
 from tidemill.base.errors import bad_request
 from tidemill.contract.sampling import MAX_LOGPROBS, NEUTRAL, SamplingParams
 from tidemill.generation.caller import ANONYMOUS, Caller
 from tidemill.generation.prepare import rendered
 from tidemill.generation.request import Gap, GenerateRequest, Names, Source
+from tidemill.server.access.caller import caller_of
 from tidemill.server.access.limits import Limits
 from tidemill.server.dialects.body import parse_body
 from tidemill.server.dialects.openai import schema
@@ -201,6 +203,22 @@ def check_stream_options(request: schema.Generation) -> None:
 
 
 _TIERS = {"priority": -1, "flex": 1}
+
+
+def caller_for(request: Request, body: schema.Generation, arrival: float) -> Caller:
+    """Who sends a body, with the deadline, salt and priority that it asks for.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field.
+    """
+    return caller_of(
+        request,
+        body.timeout,
+        arrival,
+        cache_salt=body.cache_salt,
+        priority=priority_of(body),
+        user=body.user or body.safety_identifier,
+    )
 
 
 def priority_of(request: schema.Generation) -> int:

@@ -14,12 +14,13 @@ import msgspec
 
 from tidemill.contract.request import TokenLogprob
 from tidemill.generation.choices import ChoiceDelta, TokenPiece
+from tidemill.generation.pace import slices
 from tidemill.server.dialects.tgi.schema import TgiParameters
 from tidemill.server.host.generation import Generation
+from tidemill.server.host.pace import LOOP
 from tidemill.server.transport.framing import SSE
 from tidemill.server.transport.pieces import Document
 from tidemill.server.transport.sink import Piece
-from tidemill.server.transport.slices import slices
 from tidemill.text.tokenizer import Tokenizer
 
 encode = msgspec.json.encode
@@ -115,7 +116,7 @@ class TgiFormat:
         if delta.prompt_logprobs is None or self._prefill:
             return
         known = list(zip(self._prompt, delta.prompt_logprobs, strict=True))
-        async for some in slices(known, SLICE):
+        async for some in slices(known, SLICE, LOOP):
             entries = [self._prefilled(token, logprob) for token, logprob in some]
             self._prefill += (b"," if self._prefill else b"[", encode(entries)[1:-1])
         self._prefill.append(b"]")

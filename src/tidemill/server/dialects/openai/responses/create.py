@@ -10,7 +10,6 @@ from starlette.types import Receive, Scope, Send
 
 from tidemill.base.clock import monotonic
 from tidemill.server.access.auth import principal_of
-from tidemill.server.access.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.keep_alive import keep_alive_of
@@ -23,7 +22,7 @@ from tidemill.server.dialects.openai.responses.response_format import ResponseFo
 from tidemill.server.dialects.openai.responses.schema import ResponseRequest
 from tidemill.server.dialects.openai.responses.service import EARLY_SECONDS, Service, service_of
 from tidemill.server.dialects.openai.responses.store import StoredResponse
-from tidemill.server.dialects.openai.translate import priority_of
+from tidemill.server.dialects.openai.translate import caller_for
 from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.errors import Problem, fail, reject
 from tidemill.server.host.generation import Generation
@@ -38,14 +37,7 @@ async def create(context: ServerContext, request: Request) -> Response:
     arrival = monotonic()
     body = await read_model(ResponseRequest, request, context.limits)
     called = context.host.called(body.model)  # a wrong name is the first error
-    caller = caller_of(
-        request,
-        body.timeout,
-        arrival,
-        cache_salt=body.cache_salt,
-        priority=priority_of(body),
-        user=body.user or body.safety_identifier,
-    )
+    caller = caller_for(request, body, arrival)
     service, owner = service_of(context), principal_of(request).client_id
     asked = read_request(body, request, owner, service.store, context.limits)
     answered = Answered(
