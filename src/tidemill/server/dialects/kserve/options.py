@@ -9,28 +9,17 @@ from typing import Any
 from msgspec.structs import asdict, fields
 
 from tidemill.base.errors import bad_request
-from tidemill.contract.sampling import NEUTRAL, SamplingParams
+from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import Caller
 from tidemill.generation.request import GenerateRequest, Names
 from tidemill.server.dialects.fields import equal
 from tidemill.server.dialects.kserve.schema import KserveOptions
 from tidemill.server.dialects.members import InvalidField, fill
+from tidemill.server.dialects.sampling_fields import sampling_values
 from tidemill.text.answering import OutputRequest
 
 _NAMES = tuple(field.name for field in fields(KserveOptions))
 _TEXTS = frozenset(("stop", "stop_words", "guided_json", "guided_regex", "guided_grammar"))
-_PLAIN = (
-    *NEUTRAL,
-    *(
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "min_tokens",
-        "ignore_eos",
-        "n",
-        "max_tokens",
-    ),
-)
 
 
 def merged(bodies: Sequence[KserveOptions | None]) -> KserveOptions:
@@ -108,7 +97,8 @@ def generate_request(
     given = asdict(options)
     stop = options.stop or ()
     sampling = SamplingParams(
-        **{name: given[name] for name in _PLAIN if given[name] is not None},
+        **sampling_values(options),
+        max_tokens=options.max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(text for text in stop if text),
     )
     return GenerateRequest(

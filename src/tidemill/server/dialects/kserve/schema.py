@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from tidemill.server.dialects.fields import Alias, Fields, Neutral
 from tidemill.server.dialects.members import Body, checked, documented, wrong_type, wrong_value
+from tidemill.server.dialects.sampling_fields import SamplingFields
 
 MAX_TIMEOUT = 86_400 * 10**6
 
@@ -33,7 +34,7 @@ _STOP_SCHEMA = {
 }
 
 
-class KserveOptions(Body, kw_only=True):
+class KserveOptions(SamplingFields, kw_only=True):
     """Options of a generation, of an embedding, and what is returned.
 
     Attributes:
@@ -57,18 +58,7 @@ class KserveOptions(Body, kw_only=True):
     }
 
     max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
     stop: Annotated[Any, checked(_check_stop, _STOP_SCHEMA)] = None
-    ignore_eos: bool | None = None
-    n: int | None = None
     guided_json: Annotated[Any, documented({})] = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

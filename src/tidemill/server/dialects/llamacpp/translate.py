@@ -21,13 +21,14 @@ from tidemill.server.dialects.llamacpp.schema import (
 )
 from tidemill.text.answering import OutputRequest
 
-_FIELDS = {
+FIELDS = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")},
     **{name: name for name in ("presence_penalty", "frequency_penalty")},
     "repetition_penalty": "repeat_penalty",
     "max_tokens": "n_predict",
     "logprobs": "n_probs",
 }
+"""Parameters -> members of a body that give them unchanged."""
 # What a sampler that is not applied leaves.
 _WITHOUT: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -40,7 +41,7 @@ _WITHOUT: dict[str, dict[str, Any]] = {
 
 def name_fields(request: Request) -> None:
     """Let errors name sampling parameters as the client sent them."""
-    sent = {name: field for name, field in _FIELDS.items() if name != field}
+    sent = {name: field for name, field in FIELDS.items() if name != field}
     request.state.sent_as.update(sent)
 
 
@@ -105,9 +106,7 @@ def _request(
 
 def _sampling(body: LlamaGeneration, *, scored: bool) -> SamplingParams:
     values: dict[str, Any] = {
-        name: value
-        for name, field in _FIELDS.items()
-        if (value := getattr(body, field)) is not None
+        name: value for name, field in FIELDS.items() if (value := getattr(body, field)) is not None
     }
     if scored:
         values["max_tokens"] = 1

@@ -29,14 +29,14 @@ from tidemill.text.shapes import as_json
 from tidemill.text.thinking import ThinkingRequest
 from tidemill.text.tools import NO_TOOLS, ToolUse, tool_use
 
-# Parameters -> Ollama's options.
-_OPTIONS = {
+OPTIONS = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed")},
     **{name: name for name in ("presence_penalty", "frequency_penalty")},
     "repetition_penalty": "repeat_penalty",
     "max_tokens": "num_predict",
 }
-_AS_SENT = {name: f"options.{option}" for name, option in (*_OPTIONS.items(), ("stop", "stop"))}
+"""Parameters -> options that give them unchanged."""
+_AS_SENT = {name: f"options.{option}" for name, option in (*OPTIONS.items(), ("stop", "stop"))}
 _NUM_CTX = "options.num_ctx"
 
 
@@ -158,7 +158,7 @@ def _of_call(message: OllamaMessage, open_calls: list[tuple[str, str]]) -> dict[
 def _sampling(body: OllamaGeneration, options: OllamaOptions) -> SamplingParams:
     values: dict[str, Any] = {
         name: value
-        for name, option in _OPTIONS.items()
+        for name, option in OPTIONS.items()
         if (value := getattr(options, option)) is not None
     }
     stop = options.stop or ()

@@ -26,6 +26,7 @@ from tidemill.server.dialects.members import (
     wrong_value,
 )
 from tidemill.server.dialects.openai import described, neutral
+from tidemill.server.dialects.sampling_fields import SamplingFields
 from tidemill.text.conversation import OWN_PARTS, PART_NOT_SHOWN, TEXT_PARTS, own_text
 from tidemill.text.thinking import EFFORTS
 
@@ -207,7 +208,7 @@ class Message(Body, kw_only=True):
         self.refusal = None
 
 
-class Generation(Body, kw_only=True):
+class Generation(SamplingFields, kw_only=True):
     """Fields that chat and completions share.
 
     Attributes:
@@ -230,21 +231,10 @@ class Generation(Body, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
     stop: Stop = None
     stop_token_ids: list[int] | None = None
     max_tokens: int | None = None
-    min_tokens: int | None = None
     prompt_logprobs: int | None = None
-    ignore_eos: bool | None = None
-    n: int | None = None
     logit_bias: Annotated[dict[str, Any], checked(_check_bias, _NUMBERS)] | None = None
     response_format: Annotated[Any, documented(described.RESPONSE_FORMAT)] = None
     guided_json: Annotated[Any, documented(described.JSON_SCHEMA)] = None

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 
 from tidemill.base.errors import bad_request
-from tidemill.contract.sampling import MAX_LOGPROBS, NEUTRAL, SamplingParams
+from tidemill.contract.sampling import MAX_LOGPROBS, SamplingParams
 from tidemill.generation.caller import ANONYMOUS, Caller
 from tidemill.generation.prepare import rendered
 from tidemill.generation.request import Gap, GenerateRequest, Names, Source
@@ -17,15 +17,10 @@ from tidemill.server.access.caller import caller_of
 from tidemill.server.access.limits import Limits
 from tidemill.server.dialects.body import parse_body
 from tidemill.server.dialects.openai import schema
+from tidemill.server.dialects.sampling_fields import sampling_values
 from tidemill.text.answering import ChatSide, OutputRequest
 from tidemill.text.prompt_options import PromptOptions
 from tidemill.text.template import ChatTemplate
-
-# Fields that are copied unchanged if the request has them.
-_PLAIN = (
-    *NEUTRAL,
-    *("presence_penalty", "frequency_penalty", "seed", "min_tokens", "ignore_eos", "n"),
-)
 
 
 def chat_request(body: schema.ChatRequest, caller: Caller, arrival: float) -> GenerateRequest:
@@ -127,9 +122,7 @@ def sampling_of(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """The request's parameters; the model's defaults fill in absent ones later."""
-    values: dict[str, Any] = {
-        name: value for name in _PLAIN if (value := getattr(request, name)) is not None
-    }
+    values = sampling_values(request)
     stop = request.stop or ()
     values["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
     values["stop_token_ids"] = tuple(request.stop_token_ids or ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.base.errors import bad_request
-from tidemill.contract.sampling import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
+from tidemill.contract.sampling import MAX_CHOICES, MAX_LOGPROBS, NEUTRAL, SamplingParams
 from tidemill.generation.caller import Caller
 from tidemill.generation.request import GenerateRequest, Names
 from tidemill.server.dialects.tgi.schema import TgiGrammar, TgiInputs, TgiParameters
@@ -16,14 +16,21 @@ DEFAULT_NEW_TOKENS = 100
 
 _PARAM = "parameters."
 
+FIELDS = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "seed")},
+    **{name: name for name in ("repetition_penalty", "frequency_penalty")},
+    "max_tokens": "max_new_tokens",
+    "n": "best_of",
+}
+"""Parameters -> members of `parameters` that give them."""
+
+# TGI applies its own defaults, and not those that a model's makers recommend.
+_DEFAULTS: dict[str, Any] = {**NEUTRAL, "max_tokens": DEFAULT_NEW_TOKENS}
+
 SENT_AS = {
-    **{
-        name: _PARAM + name
-        for name in ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty")
-    },
-    "seed": "parameters.seed",
+    **{name: _PARAM + member for name, member in FIELDS.items()},
     "stop": "parameters.stop",
-    "max_tokens": "parameters.max_new_tokens",
+    "logprobs": "parameters.top_n_tokens",
     "guided_json": "parameters.grammar.value",
     "guided_regex": "parameters.grammar.value",
 }
@@ -41,18 +48,18 @@ def generate_request(
     asked = body.parameters or TgiParameters()
     sampled = _samples(asked)
     _check(asked, sampled=sampled, streamed=streamed)
-    # TGI applies its own defaults, and not those that a model's makers recommend.
+    given = {
+        name: value
+        for name, member in FIELDS.items()
+        if (value := getattr(asked, member)) is not None
+    }
+    if not sampled:
+        given["temperature"] = 0.0
+    if asked.seed is not None:
+        given["seed"] = _signed(asked.seed)
     sampling = SamplingParams(
-        temperature=_or(asked.temperature, 1.0) if sampled else 0.0,
-        top_k=_or(asked.top_k, 0),
-        top_p=_or(asked.top_p, 1.0),
-        min_p=0.0,
-        repetition_penalty=_or(asked.repetition_penalty, 1.0),
-        frequency_penalty=_or(asked.frequency_penalty, 0.0),
-        seed=None if asked.seed is None else _signed(asked.seed),
+        **{**_DEFAULTS, **given},
         stop=tuple(asked.stop or ()),
-        max_tokens=_or(asked.max_new_tokens, DEFAULT_NEW_TOKENS),
-        n=_or(asked.best_of, 1),
         logprobs=_logprobs(asked, streamed=streamed),
         prompt_logprobs=0 if asked.details and asked.decoder_input_details else None,
     )
@@ -123,7 +130,3 @@ def _output(grammar: TgiGrammar) -> OutputRequest:
 def _signed(seed: int) -> int:
     """TGI's unsigned seeds as the signed ones of 64 bits that samplers take."""
     return seed - 2**64 if seed >= 2**63 else seed
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
