@@ -37,6 +37,7 @@ def request(
     tenant: str = "",
     weight: float = 1.0,
     start_by: float | None = None,
+    background: bool = False,
     **sampling: object,
 ) -> EngineRequest:
     """A request with test defaults: greedy, and nothing but its length ends it."""
@@ -59,6 +60,7 @@ def request(
         tenant=tenant,
         weight=weight,
         start_by=start_by,
+        background=background,
     )
 
 

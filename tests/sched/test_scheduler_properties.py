@@ -69,6 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ends=st.booleans(),
         tenant=st.sampled_from("abc"),
         weight=st.sampled_from([1.0, 0.5, 4.0]),
+        background=st.sampled_from([False, False, True]),
     )
     def submit(
         self,
@@ -82,6 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ends: bool,
         tenant: str,
         weight: float,
+        background: bool,
     ) -> None:
         name = f"r{len(self.requests)}"
         seed = 11 if sampled else None
@@ -104,6 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ignore_eos=not ends,
             tenant=tenant,
             weight=weight,
+            background=background,
         )
         self.requests[name] = one
         self.machine.submit(one)

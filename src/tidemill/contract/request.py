@@ -79,6 +79,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         weight: of the tenant; twice the weight is twice the share.
         start_by: when its first token must be under computation at the latest, or None.
         pooling: the prompt is read and a vector of it returned; nothing is generated.
+        background: it may use only what no other request wants (sched/background.py); tenants share
+            that among their background requests alone.
     """
 
     request_id: str
@@ -96,6 +98,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     weight: float = 1.0
     start_by: float | None = None
     pooling: Pooling | None = None
+    background: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

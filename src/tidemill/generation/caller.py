@@ -15,6 +15,7 @@ class Caller:
         deadline: `base.clock.monotonic` time in seconds at which the request expires; or None.
         priority: among one client's requests, smaller values run first.
         user: whom the client asks for, as it says; "" where it says nothing.
+        background: the answer may wait for capacity that no other request wants.
     """
 
     client: str = ""
@@ -23,6 +24,7 @@ class Caller:
     deadline: float | None = None
     priority: int = 0
     user: str = ""
+    background: bool = False
 
 
 ANONYMOUS = Caller()

@@ -126,6 +126,7 @@ def engine_request(
         weight=caller.weight,
         start_by=None if max_queue_time is None else arrival + max_queue_time,
         pooling=pooling,
+        background=caller.background,
     )
 
 

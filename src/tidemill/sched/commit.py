@@ -178,7 +178,7 @@ def _promote(state: State, ended: Sequence) -> None:
     """If the ended choice was the leader, make the next held choice compute the prompt."""
     owner = ended.owner
     if owner.ready and owner.held and all(seq in owner.held for seq in owner.open_choices):
-        state.queue.push(owner.held.pop(0))
+        state.queue_of(owner.held[0]).push(owner.held.pop(0))
 
 
 def _output(

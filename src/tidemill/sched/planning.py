@@ -3,6 +3,8 @@
 Running prefills and admissions share one order. The tenant with the largest deficit is served
 first, alternating between its oldest and its shortest prompt. This prevents head-of-line blocking:
 a long prompt, of this tenant or another, does not delay the first token of a short one.
+
+Background sequences come last: they take what the others leave of memory and of a step's time.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from tidemill.memory.lease import Growth, PartialMatch
 from tidemill.sched import snapshots
 from tidemill.sched.cost import Load
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
-from tidemill.sched.policy import admission_headroom, decode_seconds, is_decoding
+from tidemill.sched.policy import (
+    admission_headroom,
+    background_seconds,
+    decode_seconds,
+    is_decoding,
+)
 from tidemill.sched.sequence import Sequence, Slice
 from tidemill.sched.state import State
 from tidemill.sched.step_budget import Chunk, StepBudget, is_urgent
@@ -29,11 +36,16 @@ def build(state: State, step_id: int, last_step: int | None) -> PlanBuilder:
     """
     builder = PlanBuilder(step_id, state.limits.max_step_tokens)
     competing = state.tenants.competing(state.clock())
+    behind = len(state.lines[True].tenants) > 0
+    if behind and len(state.tenants):
+        _preempt_background(state)
     if len(state.tenants) > 1:
         _preempt_for_tenant(state, builder)
     urgent = competing and any(is_urgent(state, seq) for seq in _prefill_candidates(state))
     _plan_streams(state, builder, last_step, urgent=urgent, competing=competing)
     _prefill(state, builder, last_step, competing=competing)
+    if behind:
+        _plan_background(state, builder, last_step)
     return builder
 
 
@@ -45,11 +57,7 @@ def _plan_streams(
     A stream is skipped if the tokens it samples in flight reach its maximum length. A constrained
     stream is skipped while a token is in flight, since its next mask depends on that token.
     """
-    due = [
-        s
-        for s in state.running
-        if is_decoding(s) and s.known < s.max_len and not (s.pending and s.constraint is not None)
-    ]
+    due = [s for s in state.running_of(background=False) if _is_due(s)]
     chosen = _chosen_streams(state, builder, due, urgent=urgent, competing=competing)
     for seq in sorted(chosen, key=lambda s: s.order):
         _plan_stream(state, builder, seq, last_step)
@@ -59,6 +67,11 @@ def _plan_streams(
         for seq in due:
             if not builder.rows and seq.seq_id not in builder.tried:
                 _plan_stream(state, builder, seq, last_step)
+
+
+def _is_due(seq: Sequence) -> bool:
+    waits = seq.pending and seq.constraint is not None
+    return is_decoding(seq) and seq.known < seq.max_len and not waits
 
 
 def _plan_stream(state: State, builder: PlanBuilder, seq: Sequence, last_step: int | None) -> None:
@@ -102,7 +115,7 @@ def _fair_rows(state: State, due: list[Sequence], seconds: float) -> list[Sequen
 def _prefill_candidates(state: State) -> list[Sequence]:
     """Prefills that this step could run: the running ones, and the head of each tenant's queue."""
     waiting = [seq for _, seq in state.queue.heads() if not seq.pending]
-    return waiting + [seq for seq in state.running if _prefills(seq)]
+    return waiting + [seq for seq in state.running_of(background=False) if _prefills(seq)]
 
 
 def _prefills(seq: Sequence) -> bool:
@@ -212,7 +225,7 @@ def _charge(state: State, in_flight: InFlightRow, sign: int = 1) -> None:
     """Charge the tenant for positions that are computed for the first time; `sign` -1 refunds."""
     seq, end = in_flight.seq, in_flight.start + in_flight.count
     fresh = max(0, end - max(in_flight.start, in_flight.charged_before))
-    state.tenants.charge(seq.owner.request.tenant, sign * fresh)
+    state.lines[seq.background].tenants.charge(seq.owner.request.tenant, sign * fresh)
     seq.charged = max(in_flight.charged_before, end) if sign > 0 else in_flight.charged_before
 
 
@@ -232,17 +245,31 @@ def _static_data(seq: Sequence) -> NewSequence:
     )
 
 
-def _prefill(state: State, builder: PlanBuilder, last_step: int | None, *, competing: bool) -> None:
-    """Spend the rest of the step's budget on prefill.
+def _prefill(
+    state: State,
+    builder: PlanBuilder,
+    last_step: int | None,
+    *,
+    competing: bool,
+    foreground: float | None = None,
+) -> None:
+    """Spend the rest of the step's budget on prefill; with `foreground` given, on that of
+    background sequences (see `StepBudget`).
 
     Waiting sequences are admitted in order until one does not fit; none overtakes it. A step that
     preempted for a running sequence admits none.
     """
-    step_budget = StepBudget(state, builder, competing=competing)
-    admitting = not builder.preempted and _streams_may_grow(state)
+    step_budget = StepBudget(state, builder, competing=competing, foreground=foreground)
+    background = foreground is not None
+    tenants = state.lines[background].tenants
+    admitting = not builder.preempted
+    if background:  # none overtakes a sequence of the foreground that waits for memory
+        admitting = admitting and not len(state.queue)
+    else:
+        admitting = admitting and _streams_may_grow(state)
     reserved = state.blocks_promised() if admitting else 0
     while builder.budget > 0:
-        seq = _next_prefill(state, builder, admitting=admitting)
+        seq = _next_prefill(state, builder, admitting=admitting, background=background)
         if seq is None:
             return
         if seq.lease is not None and seq in state.running:
@@ -251,7 +278,7 @@ def _prefill(state: State, builder: PlanBuilder, last_step: int | None, *, compe
                 return
             promised = _blocks_promised(state, seq)
             if _plan_running(state, builder, seq, chunk, last_step):
-                state.tenants.record_turn(seq.owner.request.tenant)
+                tenants.record_turn(seq.owner.request.tenant)
             reserved -= promised - _blocks_promised(state, seq)
             # No sequence is admitted into blocks that a preemption of this step has freed.
             admitting = admitting and not builder.preempted
@@ -270,11 +297,13 @@ def _prefill(state: State, builder: PlanBuilder, last_step: int | None, *, compe
         if chunk.tokens == 0:
             return
         _admit(state, builder, seq, found, partial_match, start, chunk)
-        state.tenants.record_turn(seq.owner.request.tenant)
+        tenants.record_turn(seq.owner.request.tenant)
         reserved += _blocks_promised(state, seq)
 
 
-def _next_prefill(state: State, builder: PlanBuilder, *, admitting: bool) -> Sequence | None:
+def _next_prefill(
+    state: State, builder: PlanBuilder, *, admitting: bool, background: bool = False
+) -> Sequence | None:
     """The next sequence to prefill: of the tenant with the largest deficit, by priority.
 
     Among prompts of equal priority, the shortest and the oldest alternate. A chunk with some layers
@@ -283,20 +312,21 @@ def _next_prefill(state: State, builder: PlanBuilder, *, admitting: bool) -> Seq
     first, builder.first = builder.first, None
     if first is not None and admitting:
         return first
-    for seq in state.running:
+    running = state.running_of(background=background)
+    for seq in running:
         if seq.slice and seq.seq_id not in builder.planned and seq.seq_id not in builder.tried:
             return seq
     candidates: dict[str, list[Sequence]] = {}
-    for seq in state.running:
+    for seq in running:
         if _prefills(seq) and seq.seq_id not in builder.planned and seq.seq_id not in builder.tried:
             candidates.setdefault(seq.owner.request.tenant, []).append(seq)
     if admitting and len(state.running) < state.limits.max_num_seqs:
-        for name, seq in state.queue.heads():
+        for name, seq in state.lines[background].queue.heads():
             if not seq.pending:
                 candidates.setdefault(name, []).append(seq)
     if not candidates:
         return None
-    tenant = state.tenants.pick(candidates)
+    tenant = state.lines[background].tenants.pick(candidates)
     line = candidates[tenant.name]
     priority = min(seq.order[0] for seq in line)
     line = [seq for seq in line if seq.order[0] == priority]
@@ -308,12 +338,13 @@ def _next_prefill(state: State, builder: PlanBuilder, *, admitting: bool) -> Seq
 def _streams_may_grow(state: State) -> bool:
     """True if decode rows stay within --max-itl-ms with one more stream of average context."""
     limit = state.limits.max_itl
-    if limit is None or not state.cost.ready or not state.running:
+    running = state.running_of(background=False)
+    if limit is None or not state.cost.ready or not running:
         return True
     load = Load()
-    for seq in state.running:
+    for seq in running:
         load.add(seq.known, 1)
-    load.add(int(load.reach) // len(state.running), 1)
+    load.add(int(load.reach) // len(running), 1)
     return state.cost.bound(load) <= limit
 
 
@@ -322,7 +353,7 @@ def _preempt_for_tenant(state: State, builder: PlanBuilder) -> None:
 
     The sequence to admit is left in `builder.first`.
     """
-    running = {seq.owner.request.tenant for seq in state.running}
+    running = {seq.owner.request.tenant for seq in state.running_of(background=False)}
     heads = [(n, s) for n, s in state.queue.heads() if n not in running and not s.pending]
     if not heads:
         return
@@ -343,6 +374,37 @@ def _preempt_for_tenant(state: State, builder: PlanBuilder) -> None:
     builder.first = seq
 
 
+def _preempt_background(state: State) -> None:
+    """Make room for waiting sequences of the foreground at the cost of background sequences."""
+    for _, seq in state.queue.heads():
+        if seq.pending:
+            continue
+        while not (
+            len(state.running) < state.limits.max_num_seqs
+            and _fits_now(state, seq, _cached_blocks(state, seq), state.blocks_promised())
+        ):
+            victim = state.background_victim()
+            if victim is None:
+                return
+            state.preempt(victim)
+
+
+def _plan_background(state: State, builder: PlanBuilder, last_step: int | None) -> None:
+    """Plan rows of background sequences, within the time and memory that the others leave."""
+    cost = state.cost
+    if builder.rows and not cost.ready:
+        return
+    foreground = cost.bound(builder.load) if builder.rows else 0.0
+    due = [seq for seq in state.running_of(background=True) if _is_due(seq)]
+    for seq in sorted(due, key=lambda s: (s.last_row, s.order)):
+        if builder.rows:
+            load = builder.load.plus(seq.planned, seq.remaining)
+            if cost.ready and cost.bound(load) > background_seconds(foreground, 0.0):
+                break
+        _plan_stream(state, builder, seq, last_step)
+    _prefill(state, builder, last_step, competing=False, foreground=foreground)
+
+
 def _admit(
     state: State,
     builder: PlanBuilder,
@@ -359,7 +421,7 @@ def _admit(
         seq.published = len(found)
         state.count_prefix_hit(seq, seq.computed)
     source = snapshots.start_snapshot(state, seq)
-    state.queue.remove(seq)
+    state.queue_of(seq).remove(seq)
     state.start(seq)
     growth: Growth = seq.lease.grow(seq.planned + chunk.tokens)
     tables = tuple(tuple(table) for table in seq.lease.tables)

@@ -42,6 +42,13 @@ COMPETING_DECODE_SECONDS = 0.100
 ALONE_SECONDS = 1.0
 COMPETING_SECONDS = 0.150
 
+# Background sequences. Beside others, a step may grow by this factor for them: decoding a few
+# sequences reads all weights, and a few rows more cost little. Alone, a step of theirs ends soon,
+# so that a request which comes meanwhile does not wait for it; on a large model, where decoding
+# alone takes longer than that, it may grow by `MIXED_GROWTH`.
+BACKGROUND_GROWTH = 1.15
+BACKGROUND_SECONDS = 0.050
+
 # The minimum prefill chunk, however little time is left: it guarantees progress of a long prompt.
 MIN_CHUNK = 8
 
@@ -143,6 +150,18 @@ def step_seconds(
     if urgent:
         return max(URGENT_SECONDS, URGENT_GROWTH * decode)
     return max(BRIEF_SECONDS if brief else MIXED_SECONDS, MIXED_GROWTH * decode)
+
+
+def background_seconds(foreground: float, decode: float) -> float:
+    """Seconds that a step with background sequences may take.
+
+    Args:
+        foreground: predicted seconds of the step's other rows; 0 without any.
+        decode: predicted seconds of the step as planned so far.
+    """
+    if foreground:
+        return BACKGROUND_GROWTH * foreground
+    return max(BACKGROUND_SECONDS, MIXED_GROWTH * decode)
 
 
 def admission_headroom(running: int) -> int:

@@ -264,6 +264,7 @@ class Scheduler:
                     stop_ids=stops,
                     banned=tuple(sorted(stops)) if sampling.min_tokens else (),
                     unbounded=room >= self.max_len and not sampling.min_tokens,
+                    background=request.background,
                 )
             )
             self._next_seq += 1
@@ -274,7 +275,7 @@ class Scheduler:
             owner.ready, owner.held = False, list(owner.choices)
             self._num_awaiting_program += 1
         self._requests[owner.key] = owner
-        self._state.tenants.enter(request.tenant, request.weight)
+        self._state.lines[request.background].tenants.enter(request.tenant, request.weight)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, self._receipts, False, owner))
         if request.start_by is not None and not any(request.resume):
@@ -287,9 +288,9 @@ class Scheduler:
         choices = owner.open_choices
         if owner.request.resume:
             for seq in choices:
-                self._state.queue.push(seq)
+                self._state.queue_of(seq).push(seq)
         else:
-            self._state.queue.push(choices[0])
+            self._state.queue_of(choices[0]).push(choices[0])
             owner.held = choices[1:]
 
     def cancel(
@@ -350,7 +351,8 @@ class Scheduler:
     def _forget_if_done(self, owner: RequestState) -> None:
         if not owner.open_choices and self._requests.pop(owner.key, None) is not None:
             self._num_awaiting_program -= not owner.ready
-            self._state.tenants.leave(owner.request.tenant, self._state.clock())
+            tenants = self._state.lines[owner.request.background].tenants
+            tenants.leave(owner.request.tenant, self._state.clock())
             if len(self._deadlines) > 2 * len(self._requests) + 64:
                 self._drop_old_deadlines()
 
@@ -509,7 +511,7 @@ class Scheduler:
         state, counts = self._state, self._counts
         held = sum(len(owner.held) for owner in self._requests.values() if owner.held)
         return EngineStats(
-            queued=len(state.queue) + held,
+            queued=sum(len(line.queue) for line in state.lines) + held,
             running=len(state.running),
             blocks_used=self.memory.num_used,
             blocks_total=self.memory.num_blocks,
@@ -543,12 +545,15 @@ class Scheduler:
         """
         self._state.check()
         placed = {seq.seq_id for seq in self._state.running}
-        placed |= {seq.seq_id for seq in self._state.queue}
+        for line in self._state.lines:
+            placed |= {seq.seq_id for seq in line.queue}
         for owner in self._requests.values():
             placed |= {seq.seq_id for seq in owner.held}
             assert owner.open_choices, f"request {owner.key} has ended and is still registered"
-        tenants = {owner.request.tenant for owner in self._requests.values()}
-        assert len(self._state.tenants) == len(tenants), "a tenant without a request is active"
+        requests = [owner.request for owner in self._requests.values()]
+        tenants = {(request.background, request.tenant) for request in requests}
+        active = sum(len(line.tenants) for line in self._state.lines)
+        assert active == len(tenants), "a tenant without a request is active"
         known = {seq.seq_id for seq in self.sequences()}
         assert placed == known, "an open sequence is in no queue, or an ended one is still queued"
         if not self._requests:

@@ -103,6 +103,7 @@ class Sequence:
         banned: tokens that cannot be sampled before min_tokens.
         charged: positions charged to its tenant; recomputed positions are not charged again.
         last_row: id of the latest plan that has a row for it.
+        background: it may use only what no other sequence wants.
     """
 
     seq_id: int
@@ -136,6 +137,7 @@ class Sequence:
     preemptions: int = 0
     charged: int = 0
     last_row: int = -1
+    background: bool = False
 
     @property
     def generated(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from tidemill.contract.request import Status
 from tidemill.memory.lease import KVMemory
@@ -14,27 +15,39 @@ from tidemill.sched.queue import WaitingQueue
 from tidemill.sched.sequence import Sequence
 
 
+@dataclass(slots=True)
+class Line:
+    """Those who share: tenants, and their waiting sequences."""
+
+    tenants: Tenants = field(default_factory=Tenants)
+    queue: WaitingQueue = field(default_factory=WaitingQueue)
+
+
 class State:
     """Running and waiting sequences, and counters over them.
 
-    Invariants: `running` is sorted by order. A sequence is in exactly one of `running`, `queue` and
-    its request's `held`. Running sequences have a lease. Waiting ones have none, except `forks`,
-    which share their leader's blocks until they run.
+    Invariants: `running` is sorted by order. A sequence is in exactly one of `running`, its line's
+    `queue` and its request's `held`. Running sequences have a lease. Waiting ones have none,
+    except `forks`, which share their leader's blocks until they run.
 
     Args:
         memory: allocation of KV blocks.
         limits: bounds.
         clock: seconds, the only time that the scheduler knows.
+
+    Attributes:
+        lines: of foreground and background sequences; index with `Sequence.background`.
+        tenants, queue: of the foreground.
     """
 
     def __init__(self, memory: KVMemory, limits: Limits, clock: Callable[[], float]) -> None:
         self.memory = memory
         self.limits = limits
         self.clock = clock
-        self.tenants = Tenants()
+        self.lines = (Line(), Line())
+        self.tenants, self.queue = self.lines[False].tenants, self.lines[False].queue
         self.cost = StepCost()
         self.running: list[Sequence] = []
-        self.queue = WaitingQueue()
         self.forks: dict[int, Sequence] = {}
         self.preempted_to_send: list[int] = []
         self.finished_to_send: list[int] = []
@@ -42,6 +55,16 @@ class State:
         self.forced = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
+
+    def queue_of(self, seq: Sequence) -> WaitingQueue:
+        """Where it waits."""
+        return self.lines[seq.background].queue
+
+    def running_of(self, *, background: bool) -> list[Sequence]:
+        """Running sequences of a line, sorted by order."""
+        if not len(self.lines[True].tenants):
+            return [] if background else self.running
+        return [seq for seq in self.running if seq.background == background]
 
     def start(self, seq: Sequence) -> None:
         """Move a waiting sequence to `running`."""
@@ -75,14 +98,22 @@ class State:
         A sequence is preemptible if it has no row in this plan (`planned`), and its tenant holds
         more blocks per weight, or equally many and the sequence is later in order. The oldest
         running sequence is never preempted and may preempt any other: it always makes progress,
-        which rules out livelock.
+        which rules out livelock. Background sequences are preempted before all others, and only
+        for others; the oldest is one of them only while nothing else runs.
         """
         oldest = self._oldest()
-        held = self._held_per_weight()
+        behind = self.running_of(background=True)
+        if behind and not requester.background:
+            behind = [seq for seq in behind if seq.seq_id not in planned]
+            if behind:
+                return self._least_loss(behind)
+        held = self._held_per_weight(background=requester.background)
         mine = held[requester.owner.request.tenant]
 
         def is_preemptible(seq: Sequence) -> bool:
             if seq is requester or seq is oldest or seq.seq_id in planned:
+                return False
+            if seq.background != requester.background:
                 return False
             theirs = held[seq.owner.request.tenant]
             if requester is oldest or theirs > mine:
@@ -90,6 +121,10 @@ class State:
             return theirs == mine and seq.order > requester.order
 
         return self._least_loss([seq for seq in self.running if is_preemptible(seq)])
+
+    def background_victim(self) -> Sequence | None:
+        """The background sequence to preempt for a waiting one of the foreground."""
+        return self._least_loss(self.running_of(background=True))
 
     def preemptable_for(self, tenant: str) -> Sequence | None:
         """The sequence to preempt for a tenant that has none running: one of a tenant above its
@@ -106,7 +141,9 @@ class State:
         }
         oldest = self._oldest()
         candidates = [
-            s for s in self.running if s is not oldest and s.owner.request.tenant in above
+            s
+            for s in self.running_of(background=False)
+            if s is not oldest and s.owner.request.tenant in above
         ]
         return self._least_loss(candidates)
 
@@ -125,22 +162,24 @@ class State:
         return best
 
     def _oldest(self) -> Sequence | None:
-        return min(self.running, key=lambda seq: seq.order[2:], default=None)
+        running = self.running_of(background=False) or self.running
+        return min(running, key=lambda seq: seq.order[2:], default=None)
 
-    def _held(self) -> dict[str, int]:
+    def _held(self, *, background: bool = False) -> dict[str, int]:
         """Blocks per tenant with running sequences."""
         held: dict[str, int] = {}
-        for seq in self.running:
+        for seq in self.running_of(background=background):
             name = seq.owner.request.tenant
             held[name] = held.get(name, 0) + (seq.lease.num_blocks if seq.lease else 0)
         return held
 
-    def _held_per_weight(self) -> dict[str, float]:
-        return {name: held / self.tenants.share(name) for name, held in self._held().items()}
+    def _held_per_weight(self, *, background: bool) -> dict[str, float]:
+        share = self.lines[background].tenants.share
+        return {n: held / share(n) for n, held in self._held(background=background).items()}
 
     def _running_per_tenant(self) -> dict[str, int]:
         count: dict[str, int] = {}
-        for seq in self.running:
+        for seq in self.running_of(background=False):
             count[seq.owner.request.tenant] = count.get(seq.owner.request.tenant, 0) + 1
         return count
 
@@ -169,7 +208,7 @@ class State:
             seq.published = shared // block_size
             seq.keys = leader.keys[: seq.published]
             self.forks[seq.seq_id] = seq
-        self.queue.push(seq)
+        self.queue_of(seq).push(seq)
 
     def preempt(self, seq: Sequence, *, counted: bool = True) -> None:
         """Free a running sequence's blocks and queue it again, at its old position.
@@ -183,7 +222,7 @@ class State:
         seq.forget_progress()
         seq.move_to(Status.PREEMPTED)
         self.running.remove(seq)
-        self.queue.push(seq)
+        self.queue_of(seq).push(seq)
         if seq.on_worker:
             self.preempted_to_send.append(seq.seq_id)
         if counted:
@@ -201,7 +240,7 @@ class State:
         if seq.status is Status.RUNNING:
             self.running.remove(seq)
         else:
-            self.queue.remove(seq)
+            self.queue_of(seq).remove(seq)
             self.forks.pop(seq.seq_id, None)
         if seq.lease is not None:
             seq.lease.close()
@@ -217,18 +256,20 @@ class State:
             AssertionError: one is violated (a bug in Tidemill).
         """
         self.memory.check()
-        self.tenants.check()
+        for line in self.lines:
+            line.tenants.check()
         orders = [seq.order for seq in self.running]
         assert orders == sorted(orders), "running sequences are out of order"
         assert len(self.running) <= self.limits.max_num_seqs, "too many sequences run"
         for seq in self.running:
-            assert seq.status is Status.RUNNING and seq not in self.queue
+            assert seq.status is Status.RUNNING and seq not in self.queue_of(seq)
             assert seq.lease is not None, f"running sequence {seq.seq_id} holds no blocks"
             assert seq.computed <= seq.planned <= seq.known
             ahead = seq.planned + (seq.slice.tokens if seq.slice else 0)
             assert ahead <= seq.lease.capacity
             assert seq.lease.capacity - ahead < self.memory.block_size, "unused block held"
-        for seq in self.queue:
+        for seq in (seq for line in self.lines for seq in line.queue):
+            assert seq.background == (seq in self.lines[True].queue), "it waits in the wrong line"
             assert seq.status in (Status.WAITING, Status.PREEMPTED)
             held = seq.lease is not None
             assert held == (seq.seq_id in self.forks), "only forks wait with blocks"

@@ -17,6 +17,7 @@ from tidemill.sched.policy import (
     SLICE_LAYERS,
     URGENT_SECONDS,
     URGENT_STEPS,
+    background_seconds,
     prefill_tokens,
     step_seconds,
 )
@@ -57,12 +58,21 @@ class StepBudget:
         state: the scheduler's state.
         builder: the plan, which already has its decode rows.
         competing: several tenants are active.
+        foreground: for background sequences: predicted seconds of the others' rows, 0 without any.
     """
 
-    def __init__(self, state: State, builder: PlanBuilder, *, competing: bool) -> None:
+    def __init__(
+        self,
+        state: State,
+        builder: PlanBuilder,
+        *,
+        competing: bool,
+        foreground: float | None = None,
+    ) -> None:
         self._state = state
         self._builder = builder
         self._competing = competing
+        self._foreground = foreground
         self._streams = len(builder.rows)
         self._budget = builder.budget
         self._decode = state.cost.bound(builder.load) if builder.rows else 0.0
@@ -77,15 +87,9 @@ class StepBudget:
         most = min(seq.known - start, builder.budget)
         if not cost.ready:
             return Chunk(max(0, min(most, self._tokens - (self._budget - builder.budget))))
-        urgent = self._competing and is_urgent(self._state, seq)
-        seconds = step_seconds(
-            self._state.limits,
-            self._decode,
-            urgent=urgent,
-            competing=self._competing,
-            brief=not self._competing and is_brief(self._state, seq),
-        )
-        alone = len(builder.rows) == self._streams
+        seconds = self._seconds(seq)
+        # Others' rows do not wait for a background chunk of the minimum size.
+        alone = len(builder.rows) == self._streams and not self._foreground
         if seq.slice is not None and not (self._state.limits.layers and seq.slice.tokens <= most):
             self._state.drop_slice(seq)
         if seq.slice is not None:
@@ -96,8 +100,23 @@ class StepBudget:
             return self._layers_of(start, tokens, 0, seconds, alone=True)
         if alone:
             return Chunk(max(count, min(most, MIN_CHUNK)))
-        # A tiny chunk would cost a row without bringing the prompt closer to its first token.
-        return Chunk(count) if count >= min(most, MIN_CHUNK) else FULL
+        # A tiny chunk would cost a row without bringing the prompt closer to its first token; in
+        # the background it may be all that there ever is time for.
+        least = 1 if self._foreground is not None else min(most, MIN_CHUNK)
+        return Chunk(count) if count >= least else FULL
+
+    def _seconds(self, seq: Sequence) -> float:
+        """Seconds that the step may take with a chunk of this sequence."""
+        if self._foreground is not None:
+            return background_seconds(self._foreground, self._decode)
+        competing = self._competing
+        return step_seconds(
+            self._state.limits,
+            self._decode,
+            urgent=competing and is_urgent(self._state, seq),
+            competing=competing,
+            brief=not competing and is_brief(self._state, seq),
+        )
 
     def _whole(self, seq: Sequence, start: int) -> int:
         """Tokens of a prompt that must be computed in one step: all, or 0 if they do not fit. The
@@ -111,6 +130,8 @@ class StepBudget:
         seconds = step_seconds(
             self._state.limits, 0.0, urgent=False, competing=self._competing, brief=False
         )
+        if self._foreground is not None:
+            seconds = background_seconds(self._foreground, 0.0)
         late = cost.ready and cost.bound(builder.load.plus(start, count)) > seconds
         return 0 if late else count
 
@@ -121,6 +142,7 @@ class StepBudget:
             self._streams > 0
             and state.limits.layers > 1
             and all(seq.slice is None for seq in state.running)
+            and self._foreground is None
         )
 
     def _sliced(self, start: int, most: int, seconds: float) -> int:
