@@ -72,3 +72,10 @@ def test_money_is_read_and_written_exactly() -> None:
         "0.000000001",
         "1,234,567.00",
     ]
+
+
+def test_a_changed_list_is_seen() -> None:
+    prices = Prices.parse({"*": {"input": 1.0}})
+    assert prices.of("brook") != FREE
+    prices.become(Prices({}, "EUR"))
+    assert (prices.of("brook"), prices.currency) == (FREE, "EUR")

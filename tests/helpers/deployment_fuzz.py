@@ -33,6 +33,7 @@ from tidemill.deployment.settings import (
     ADMISSION,
     MODEL,
     PIPELINE,
+    PRICES,
     SECURITY,
     SERVER,
     VERSION,
@@ -46,6 +47,7 @@ _PLAIN = {
     "admission": ADMISSION,
     "security": SECURITY,
     "limits": limit_settings(),
+    "prices": PRICES,
     "defaults": MODEL,
 }
 _TRAFFIC = (

@@ -44,6 +44,7 @@ class DeployedModels:
         self._say = say
         self._adopted: tuple[str, ...] = ()
         self._budget = deployment.server.memory
+        self._prices = deployment.prices
         self._stamp = self._library_stamp()
         self._wrong: list[str] | None = None  # `serve` says what is left out at the start
         self._digests = self._library_digests()
@@ -107,6 +108,7 @@ class DeployedModels:
 
         def commit() -> None:
             self._deployment, self._budget = new, memory
+            self._prices.become(new.prices)
 
         return Reload(
             ModelChanges(

@@ -61,17 +61,24 @@ class Prices:
         rules: by name of a model or pattern (``*``, ``?``). A whole name is preferred to patterns,
             and they apply in their order. A version ``name@2`` without a rule of its own has the
             price of its name.
+        currency: for reports, such as ``USD``.
     """
 
-    def __init__(self, rules: Mapping[str, Price] | None = None) -> None:
+    def __init__(self, rules: Mapping[str, Price] | None = None, currency: str = "USD") -> None:
         self.rules = dict(rules or {})
+        self.currency = currency
         self._known: dict[str, Price] = {}
 
     def __bool__(self) -> bool:
         return bool(self.rules)
 
     @classmethod
-    def parse(cls, table: Mapping[str, Mapping[str, Any]], where: str = "prices") -> Prices:
+    def parse(
+        cls,
+        table: Mapping[str, Mapping[str, Any]],
+        where: str = "prices",
+        currency: str = "USD",
+    ) -> Prices:
         """Prices from the tables of a deployment file: ``input``, ``cached_input`` and ``output``,
         per million tokens. Without ``cached_input``, cached tokens cost what others do.
 
@@ -90,7 +97,11 @@ class Prices:
             found = {key: _amount(value, f"{label}.{key}") for key, value in values.items()}
             found.setdefault("cached_input", found.get("input", 0))
             rules[name] = Price(**found)
-        return cls(rules)
+        return cls(rules, currency)
+
+    def become(self, other: Prices) -> None:
+        """Take another list's entries, after a reload: for requests that end from now on."""
+        self.rules, self.currency, self._known = other.rules, other.currency, {}
 
     def of(self, model: str) -> Price:
         """The price of a model; free where no rule applies."""

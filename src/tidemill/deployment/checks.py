@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tidemill.base.errors import TidemillError
 from tidemill.deployment import kinds
 from tidemill.deployment.kinds import Kind
 from tidemill.deployment.toml_text import literal
@@ -80,6 +81,21 @@ def show_traffic(rule: Any) -> str:
     return literal(to_builtins(rule))
 
 
+def _read_prices(value: Any, _: Path) -> dict[str, Any]:
+    from tidemill.contract.prices import Prices
+
+    if type(value) is not dict:
+        raise ValueError
+    for pattern in value:
+        if not pattern.strip() or len(pattern) > _NAME_CHARS:
+            raise ValueError(f"a model's name or pattern has 1 to {_NAME_CHARS} characters")
+    try:
+        Prices.parse(value, "prices.models")
+    except TidemillError as error:
+        raise ValueError(error.message) from None
+    return value
+
+
 def _is_source(source: str, base: Path) -> bool:
     # Of GGUF files on the hub the name ends in .gguf, too.
     return source.endswith(".gguf") and (source.count("/") < 2 or (base / source).exists())
@@ -94,5 +110,8 @@ MODEL_NAME = kinds.checked("a name", check_name)
 ORIGIN = kinds.checked('an origin such as "https://app.example" or "*"', _check_origin)
 PROXY = kinds.checked('an address or a network such as "10.0.0.0/8"', _check_proxy)
 API_KEY = kinds.checked("1 to 512 visible ASCII characters without spaces", _check_key)
+PRICES = Kind(
+    "a table of models or patterns, each with input, cached_input and output", _read_prices
+)
 ISA = Kind(f"one of {', '.join(ISAS)}", _read_isa)
 PACKED_CACHE = Kind('a folder, "auto" or "off"', _read_packed_cache)

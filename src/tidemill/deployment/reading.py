@@ -70,6 +70,8 @@ OTHER_TABLES = {
     "parameters": "sampling",
     "version": "versions",
     "rollout": "traffic",
+    "price": "prices",
+    "pricing": "prices",
 }
 
 _MOST_KNOWN = 12  # keys that a message lists

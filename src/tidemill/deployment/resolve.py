@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.contract.prices import Prices
 from tidemill.deployment.deployment import (
     Deployment,
     PipelineSettings,
@@ -38,6 +39,7 @@ from tidemill.deployment.settings import (
     ADMISSION,
     MODEL,
     PIPELINE,
+    PRICES,
     SECURITY,
     SERVER,
     Setting,
@@ -151,12 +153,22 @@ class _Work:
     ) -> Deployment:
         """The deployment; where there was a problem, it has the default."""
         self._reader.only(
-            ("server", "admission", "security", "limits", "defaults", "models", "pipelines")
+            (
+                "server",
+                "admission",
+                "security",
+                "limits",
+                "prices",
+                "defaults",
+                "models",
+                "pipelines",
+            )
         )
         server = self._plain_table("server", SERVER)
         admission = self._plain_table("admission", ADMISSION)
         security = self._plain_table("security", SECURITY)
         bounds = self._limit_values(limits)
+        prices = plain(self._plain_table("prices", PRICES))
         read = ModelReader(self._reader, self._given, server["keep_alive"])
         read.read(models)
         self._sections += read.sections
@@ -167,6 +179,7 @@ class _Work:
             admission=AdmissionOptions.of(**plain(admission)),
             limits=Limits(**plain(bounds)),
             security=SecuritySettings(**plain(security)),
+            prices=Prices.parse(prices["models"], "prices.models", prices["currency"]),
             models=tuple(read.models),
             names=tuple(read.names),
             pipelines=pipelines,

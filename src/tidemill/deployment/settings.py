@@ -198,6 +198,21 @@ SECURITY = (
     ),
 )
 
+PRICES = (
+    Setting(
+        *("currency", kinds.text("the name of a currency"), "USD", "Of the prices, for reports."),
+        Apply.IN_PLACE,
+        flag=False,
+    ),
+    Setting(
+        *("models", checks.PRICES, {}),
+        "Prices per million tokens by model or pattern: `input` of the prompt, `cached_input` of "
+        "what the prefix cache had (default: as input), `output` of generated tokens.",
+        Apply.IN_PLACE,
+        flag=False,
+    ),
+)
+
 MODEL = (
     Setting(
         *("name", checks.MODEL_NAME, None, "Name clients use; default: the source's."),
