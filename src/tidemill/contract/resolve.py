@@ -32,8 +32,14 @@ def check_prompt(prompt_tokens: int, max_model_len: int, *, param: str) -> None:
         )
 
 
-def check_input(tokens: int, most: int, *, param: str) -> None:
+def check_input(tokens: int, most: int, *, param: str, bound: str = "") -> None:
     """Raise unless an input of so many tokens, without generated output, fits.
+
+    Args:
+        tokens: how many it has.
+        most: how many are taken.
+        param: names it.
+        bound: what sets `most`, for the error, in brackets after a space.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming `param`.
@@ -42,7 +48,7 @@ def check_input(tokens: int, most: int, *, param: str) -> None:
         raise bad_request(param, f"{param} is empty; the model needs at least one token")
     if tokens > most:
         raise ContextLengthError(
-            param, f"{param} has {tokens} tokens; at most {most} are taken: shorten it"
+            param, f"{param} has {tokens} tokens; at most {most} are taken{bound}: shorten it"
         )
 
 

@@ -193,7 +193,16 @@ def context_of(model: Model, request: GenerateRequest) -> int:
     Raises:
         TidemillError: kind BAD_REQUEST, the request asks for more than the model takes.
     """
-    most, asked, name = model.info.max_model_len, request.context, request.names.context
+    return bounded_context(model, request.context, request.names.context)
+
+
+def bounded_context(model: Model, asked: int | None, name: str) -> int:
+    """Tokens that are read at most: as many as were asked for, or as the model takes.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field `name`: it is more than the model takes.
+    """
+    most = model.info.max_model_len
     if asked is None:
         return most
     if not 1 <= asked <= most:

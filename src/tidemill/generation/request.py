@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tidemill.contract.program import OutputProgram
@@ -150,6 +151,13 @@ class GenerateRequest:
         return bool(self.prompt_options.continue_final_message)
 
 
+class Cut(Enum):
+    """The side of an input that is cut off where the input is too long."""
+
+    START = "start"
+    END = "end"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedRequest:
     """A request for one vector for each input.
@@ -158,14 +166,19 @@ class EmbedRequest:
         inputs: texts or token ids.
         dimensions: numbers of a vector; None: all.
         prompt_name: the model's own prompt to put before each text.
-        param: the field of the inputs, for errors.
+        cut: what is cut off an input that is too long; None: it is an error.
+        context: tokens of an input; None: as many as the model takes. More than that is an error.
+        param, context_param: the fields of the inputs and of `context`, for errors.
         caller, arrival: see `GenerateRequest`.
     """
 
     inputs: Sequence[Source]
     dimensions: int | None = None
     prompt_name: str | None = None
+    cut: Cut | None = None
+    context: int | None = None
     param: str = "input"
+    context_param: str = "context"
     caller: Caller = ANONYMOUS
     arrival: float = 0.0
 
@@ -177,13 +190,21 @@ class ScoreRequest:
     Attributes:
         firsts, seconds: the texts (queries, documents).
         pairs: indices into them.
-        params: the fields of the texts, for errors.
+        cut: what is cut off a text that is too long (of a pair that is read as one input: off the
+            second); None: it is an error.
+        context: tokens of an input, as of `EmbedRequest`.
+        second_tokens: tokens of each of `seconds`; more are cut off; None: all are read.
+        params, context_param: the fields of the texts and of `context`, for errors.
         caller, arrival: see `GenerateRequest`.
     """
 
     firsts: Sequence[str]
     seconds: Sequence[str]
     pairs: Sequence[tuple[int, int]]
+    cut: Cut | None = None
+    context: int | None = None
+    second_tokens: int | None = None
     params: tuple[str, str] = ("first", "second")
+    context_param: str = "context"
     caller: Caller = ANONYMOUS
     arrival: float = 0.0

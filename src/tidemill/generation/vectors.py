@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.base.errors import bad_request
+from tidemill.base.vector_data import VectorData
 from tidemill.contract.request import EngineRequest, Pooling
 from tidemill.contract.resolve import check_input
 from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import Caller
 from tidemill.generation.pace import INLINE, Pace
-from tidemill.generation.prepare import encode_source, engine_request
-from tidemill.generation.request import EmbedRequest, Model, ScoreRequest, Source
+from tidemill.generation.prepare import bounded_context, encode_source, engine_request
+from tidemill.generation.request import Cut, EmbedRequest, Model, ScoreRequest, Source
 from tidemill.text.vectors import (
     Input,
     check_dimensions,
@@ -40,12 +42,14 @@ class PreparedInputs:
         inputs: the encoded texts or pairs.
         pooling: applied to each.
         caller, arrival: see `GenerateRequest`.
+        cut: names of the inputs of which a part was left out, such as ``input[2]``.
     """
 
     inputs: Sequence[Input]
     pooling: Pooling
     caller: Caller
     arrival: float
+    cut: Sequence[str] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -80,18 +84,84 @@ async def prepare_embedding(
     data = model.info.vectors
     pooling = embedding_pooling(data)
     check_dimensions(request.dimensions, model.info.hidden_size)
+    reader = _Reader(model, request.cut, request.context, request.context_param, pace)
     inputs = []
-    single = len(request.inputs) == 1
+    names = _numbered(request.param, len(request.inputs))
     for index, source in enumerate(request.inputs):
-        param = request.param if single else f"{request.param}[{index}]"
         whole: Source = source
         if isinstance(source, str):
             whole = prompted(source, data, request.prompt_name) if source else source
         elif request.prompt_name is not None:
             raise bad_request("prompt_name", "prompt_name needs inputs that are texts")
-        ids = await encode_source(model, whole, param, pace, output_tokens=0)
-        inputs.append(Input(ids))
-    return PreparedInputs(inputs, pooling, request.caller, request.arrival)
+        inputs.append(await reader.read(whole, names[index]))
+    return PreparedInputs(inputs, pooling, request.caller, request.arrival, tuple(reader.shortened))
+
+
+class _Reader:
+    """Tokenizes inputs, within the bound of a request.
+
+    Attributes:
+        shortened: names of the inputs of which a part was left out.
+    """
+
+    def __init__(
+        self, model: Model, cut: Cut | None, context: int | None, name: str, pace: Pace
+    ) -> None:
+        self.shortened: dict[str, None] = {}
+        self._model, self._cut, self._pace = model, cut, pace
+        self._most = bounded_context(model, context, name)
+        self._bound = f" ({name})" if context is not None else ""
+
+    async def read(self, source: Source, param: str) -> Input:
+        """The tokens of one input.
+
+        Raises:
+            TidemillError: kind BAD_REQUEST naming `param`.
+        """
+        if self._cut is not None:
+            from tidemill.generation.cutting import cut_source  # few requests need it
+
+            ids, cut = await cut_source(
+                self._model, source, param, self._most, self._cut, self._pace
+            )
+            self._note(param, cut=cut)
+            return Input(ids)
+        ids = await encode_source(self._model, source, param, self._pace, output_tokens=0)
+        return self._checked(Input(ids), param)
+
+    async def first_tokens(self, text: str, most: int | None, param: str) -> str:
+        """A text without what exceeds its own bound."""
+        if most is None:
+            return text
+        from tidemill.generation.cutting import cut_text  # few requests need it
+
+        text, cut = await cut_text(self._model, text, most, self._cut or Cut.END, self._pace)
+        self._note(param, cut=cut)
+        return text
+
+    async def pair(self, first: str, second: str, param: str) -> Input:
+        """The tokens of two texts that are one input.
+
+        Raises:
+            TidemillError: kind BAD_REQUEST naming `param`.
+        """
+        model = self._model
+        make = partial(pair_input, model.tokenizer, model.template, model.info.vectors, first)
+        if self._cut is None:
+            return self._checked(await self._pace.call(make, second), param)
+        from tidemill.generation.cutting import cut_second  # few requests need it
+
+        made, cut = await cut_second(model, second, self._most, self._cut, make, self._pace)
+        self._note(param, cut=cut)
+        return self._checked(made, param)
+
+    def _note(self, param: str, *, cut: bool) -> None:
+        if cut:
+            self.shortened[param] = None
+
+    def _checked(self, made: Input, param: str) -> Input:
+        check_input(len(made.token_ids), self._most, param=param, bound=self._bound)
+        return made
 
 
 def embedding_of(model: Model, pooled: bytes, dimensions: int | None) -> Float32:
@@ -113,24 +183,34 @@ async def prepare_scores(
         TidemillError: kind BAD_REQUEST naming the field.
     """
     data = model.info.vectors
-    inputs: list[Input] = []
+    reader = _Reader(model, request.cut, request.context, request.context_param, pace)
+    firsts, seconds = (
+        _numbered(name, len(texts))
+        for name, texts in zip(request.params, (request.firsts, request.seconds), strict=True)
+    )
+    texts = [
+        await reader.first_tokens(text, request.second_tokens, seconds[j])
+        for j, text in enumerate(request.seconds)
+    ]
     if data.head == "score":
         pooling = score_pooling(data)
-        names = _numbered(request.params[1], len(request.seconds))
-        for i, j in request.pairs:
-            pair = (request.firsts[i], request.seconds[j])
-            made = await pace.call(pair_input, model.tokenizer, model.template, data, *pair)
-            check_input(len(made.token_ids), model.info.max_model_len, param=names[j])
-            inputs.append(made)
+        inputs = [
+            await reader.pair(request.firsts[i], texts[j], seconds[j]) for i, j in request.pairs
+        ]
     else:
         pooling = embedding_pooling(data)
-        sides = (request.firsts, request.seconds)
-        for texts, param, prompt in zip(sides, request.params, side_prompts(data), strict=True):
-            for text, name in zip(texts, _numbered(param, len(texts)), strict=True):
-                whole = prompted(text, data, prompt) if text else text
-                ids = await encode_source(model, whole, name, pace, output_tokens=0)
-                inputs.append(Input(ids))
-    return PreparedInputs(inputs, pooling, request.caller, request.arrival)
+        queries, documents = side_prompts(data)
+        inputs = []
+        for i, text in enumerate(request.firsts):
+            inputs.append(await reader.read(_with_prompt(text, data, queries), firsts[i]))
+        for j, text in enumerate(texts):
+            whole = _with_prompt(text, data, documents)
+            inputs.append(await reader.read(whole, seconds[j]))
+    return PreparedInputs(inputs, pooling, request.caller, request.arrival, tuple(reader.shortened))
+
+
+def _with_prompt(text: str, data: VectorData, name: str | None) -> str:
+    return prompted(text, data, name) if text else text
 
 
 def scores_of(model: Model, request: ScoreRequest, pooled: Sequence[bytes]) -> list[float]:

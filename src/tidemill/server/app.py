@@ -110,7 +110,13 @@ def build_app(
             # Any requested header: clients send many custom ones, and they change.
             allow_methods=("*",),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "request-id", "x-tidemill-model", "retry-after"),
+            expose_headers=(
+                "x-request-id",
+                "request-id",
+                "x-tidemill-model",
+                "x-tidemill-truncated",
+                "retry-after",
+            ),
             # Chrome sends a preflight before a public page may reach a private address.
             allow_private_network=True,
         )

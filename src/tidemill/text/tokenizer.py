@@ -255,6 +255,11 @@ class Tokenizer:
         token = self.special_id(name)
         return token is not None and token in (*self._prefix, *self._suffix)
 
+    @property
+    def affixes(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The tokens that `add_special` puts before and after a text."""
+        return self._prefix, self._suffix
+
     def starts_with_special(self, token_ids: Sequence[int]) -> bool:
         """True if the ids already begin with the tokens that `add_special` would prepend."""
         prefix = self._prefix

@@ -131,6 +131,8 @@ SAMPLES: dict[str, list[Any]] = {
     "reasoning_content": ["so", "thus"],
     "prompt": ["a", "b"],
     "add_special_tokens": [True, False],
+    "truncate": [True, False],
+    "truncation_side": ["left", "right"],
 }
 
 

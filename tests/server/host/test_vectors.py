@@ -82,7 +82,7 @@ def test_inputs_in_every_form(http: httpx.Client) -> None:
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "a", "prompt_name": "query"}, "prompt_name"),
         ({"input": "a", "temperature": 1}, "temperature"),
-        ({"input": "a", "truncate": True}, "truncate"),
+        ({"input": "a", "truncate": "LEFT"}, "truncate"),
     ],
 )
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
@@ -134,7 +134,7 @@ def test_rerank_and_score_as_other_servers_clients_ask(http: httpx.Client) -> No
     texts = {"text_1": "q", "text_2": ["a", "b"]}
     scores = [http.post(path, json=texts).json()["data"] for path in ("/score", "/v1/score")]
     assert scores[0] == scores[1]
-    for field, value in (("max_tokens_per_doc", 512), ("top_k", 0)):
+    for field, value in (("max_tokens_per_doc", 0), ("top_k", 0)):
         refused = http.post("/v2/rerank", json={**body, field: value})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == field
 
@@ -205,3 +205,67 @@ def test_what_the_engine_refuses_is_an_error_and_the_rest_is_cancelled() -> None
     assert answer.status_code >= 500 or answer.status_code == 429
     assert "no memory" in answer.json()["error"]["message"]
     assert len(engine.cancelled) == 2 and context.host.models[0].admission.active == 0
+
+
+def test_inputs_are_cut_only_when_asked_and_the_answer_names_them(http: httpx.Client) -> None:
+    def vectors(value: Any, **more: Any) -> tuple[list[Any], list[str] | None]:
+        answer = http.post("/v1/embeddings", json={"input": value, **more})
+        assert answer.status_code == 200, answer.text
+        return [d["embedding"] for d in answer.json()["data"]], answer.json().get("truncated")
+
+    long = "a" * 200 + "b" * 200
+    assert http.post("/v1/embeddings", json={"input": long}).status_code == 400
+    beginning, end = vectors(long[:255])[0], vectors(long[-255:])[0]
+    assert vectors(long, truncate_prompt_tokens=-1) == (beginning, ["input"])
+    assert vectors(long, truncate=True) == (beginning, ["input"])
+    assert vectors(long, truncate="START") == (end, ["input"])
+    assert vectors(long, truncate_prompt_tokens=-1, truncation_side="left") == (end, ["input"])
+    assert vectors("abcdef", truncate_prompt_tokens=4) == (vectors("abc")[0], ["input"])
+    assert vectors("abc", truncate_prompt_tokens=4) == (vectors("abc")[0], None)
+    ids = [[256, 97, 98, 99, 100], [97]]  # given ids are cut as they are
+    assert vectors(ids, truncate_prompt_tokens=2) == (vectors([[256, 97], [97]])[0], ["input[0]"])
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 1}, "input"),  # the start token alone
+        ({"truncate": "END", "truncation_side": "left"}, "truncation_side"),
+    ],
+)
+def test_cuts_that_cannot_be_made(http: httpx.Client, more: dict[str, Any], named: str) -> None:
+    refused = http.post("/v1/embeddings", json={"input": "abc", **more})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == named
+
+
+def test_a_very_long_text_is_not_tokenized_whole_to_be_cut(http: httpx.Client) -> None:
+    body = {"input": "ab" * 500_000, "truncate": True}
+    assert http.post("/v1/embeddings", json=body).json()["usage"]["prompt_tokens"] == 256
+    refused = http.post("/v1/embeddings", json={**body, "truncate": False}).json()["error"]
+    assert "32768" in refused["message"]
+
+
+def test_documents_are_read_up_to_their_own_bound(http: httpx.Client) -> None:
+    body = {"query": "q", "documents": ["abcdef", "ab"], "max_tokens_per_doc": 3}
+    cut = http.post("/v1/rerank", json=body).json()
+    plain = {"query": "q", "documents": ["abc", "ab"]}
+    assert cut["results"] == http.post("/v1/rerank", json=plain).json()["results"]
+    assert cut["truncated"] == ["documents[0]"]
+    refused = http.post("/v1/rerank", json={**body, "max_tokens_per_doc": 0}).json()["error"]
+    assert refused["param"] == "max_tokens_per_doc"
+
+
+def test_of_a_pair_the_second_text_is_cut() -> None:
+    template = "{query} | {document}"
+    data = VectorData(head="score", labels=1, pair="text", pair_template=template)
+    engine = ScriptedEngine(info=fake_info(vectors=data, generates=False))
+    with serving(fake_context(engine)) as url:
+        body = {"text_1": "query", "text_2": ["d" * 300, "short"], "truncate_prompt_tokens": 20}
+        answer = httpx.post(f"{url}/v1/score", json=body).json()
+    assert answer["truncated"] == ["text_2[0]"]
+    assert [bytes(r.prompt_token_ids) for r in engine.requests] == [
+        b"query | " + b"d" * 12,
+        b"query | short",
+    ]

@@ -54,9 +54,9 @@ def answer_size(
     return AnswerSize(most, fixed, 0 if streamed else TEXT_BYTES + per_token)
 
 
-def vectors_size(count: int, length: int, *, encoded: bool) -> AnswerSize:
-    """Size of `count` vectors of `length` numbers, encoded in base64 or written as numbers."""
-    size = count * length * (4 + (6 if encoded else 22))
+def vectors_size(count: int, length: int, *, decimal: bool, encoded: bool) -> AnswerSize:
+    """Size of `count` vectors of `length` numbers, in decimal, in base64 or in both."""
+    size = count * length * (4 + 22 * decimal + 6 * encoded)
     return AnswerSize(size, size)
 
 

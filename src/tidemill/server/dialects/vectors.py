@@ -12,6 +12,7 @@ from tidemill.base.errors import bad_request
 from tidemill.generation.pace import slices
 from tidemill.generation.request import EmbedRequest, ScoreRequest
 from tidemill.generation.vectors import (
+    PreparedInputs,
     embedding_of,
     prepare_embedding,
     prepare_scores,
@@ -26,6 +27,12 @@ from tidemill.server.host.vectors import Vectors
 if TYPE_CHECKING:
     from tidemill.text.pooled import Float32
 
+TRUNCATED_HEADER = "x-tidemill-truncated"
+"""Names the inputs of which a part was left out; absent where all were read whole."""
+
+NAMED_AT_MOST = 32
+"""Inputs that the header names; the others are counted."""
+
 VECTORS_AT_ONCE = 8
 """Vectors that are encoded without yielding to the event loop."""
 
@@ -37,11 +44,13 @@ class Embedded:
     Attributes:
         prompt_tokens, cached_tokens: usage.
         length: numbers of a vector.
+        cut: names of the inputs of which a part was left out, such as ``input[2]``.
     """
 
     prompt_tokens: int
     cached_tokens: int
     length: int
+    cut: Sequence[str]
     _model: ServedModel
     _pooled: Sequence[bytes]
     _dimensions: int | None
@@ -66,11 +75,31 @@ class Scored:
     Attributes:
         values: one per pair.
         prompt_tokens, cached_tokens: usage.
+        cut: see `Embedded`.
     """
 
     values: list[float]
     prompt_tokens: int
     cached_tokens: int
+    cut: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorForm:
+    """How the vectors of an answer are written.
+
+    Attributes:
+        decimal: as decimal numbers.
+        encoded: as bytes, or in base64.
+        shorter: what a client can ask for to get a shorter answer, for the error; "": nothing.
+    """
+
+    decimal: bool = True
+    encoded: bool = False
+    shorter: str = ""
+
+
+DECIMAL = VectorForm()
 
 
 async def embed(
@@ -78,8 +107,7 @@ async def embed(
     request: Request,
     model: ServedModel,
     asked: EmbedRequest,
-    *,
-    encoded: bool = False,
+    form: VectorForm = DECIMAL,
 ) -> Embedded:
     """Compute the vectors of a request.
 
@@ -88,38 +116,51 @@ async def embed(
         request: whose body's memory is released.
         model: that is leased.
         asked: the inputs.
-        encoded: the vectors are sent as bytes or base64, not as decimal numbers.
+        form: how the vectors will be written.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the field, or the engine's error.
         Rejection: 429, the server is overloaded.
     """
     prepared = await prepare_embedding(model, asked, LOOP)
-    request.state.hold.close()
+    _prepared(request, prepared)
     length = asked.dimensions or model.info.hidden_size
-    run = Vectors(model, prepared, _size(context, asked, length, encoded=encoded))
+    run = Vectors(model, prepared, _size(context, asked, length, form))
     pooled = await run.run()
-    return Embedded(run.prompt_tokens, run.cached_tokens, length, model, pooled, asked.dimensions)
+    return Embedded(
+        run.prompt_tokens, run.cached_tokens, length, prepared.cut, model, pooled, asked.dimensions
+    )
 
 
 async def score_pairs(request: Request, model: ServedModel, asked: ScoreRequest) -> Scored:
     """Compute the scores of a request; see `embed`."""
     prepared = await prepare_scores(model, asked, LOOP)
-    request.state.hold.close()
+    _prepared(request, prepared)
     run = Vectors(model, prepared)
     values = scores_of(model, asked, await run.run())
-    return Scored(values, run.prompt_tokens, run.cached_tokens)
+    return Scored(values, run.prompt_tokens, run.cached_tokens, prepared.cut)
 
 
-def _size(context: ServerContext, asked: EmbedRequest, length: int, *, encoded: bool) -> AnswerSize:
+def _prepared(request: Request, prepared: PreparedInputs) -> None:
+    """Release the body's memory, and have a header of the response name the inputs that are cut."""
+    request.state.hold.close()
+    if not prepared.cut:
+        return
+    shown = ", ".join(prepared.cut[:NAMED_AT_MOST])
+    more = len(prepared.cut) - NAMED_AT_MOST
+    shown += f" and {more} more" if more > 0 else ""
+    request.state.answer_headers = {TRUNCATED_HEADER: shown}
+
+
+def _size(context: ServerContext, asked: EmbedRequest, length: int, form: VectorForm) -> AnswerSize:
     """The size of the answer; raises BAD_REQUEST where it is too much."""
     count, most = len(asked.inputs), context.limits.max_answer_bytes
-    size = vectors_size(count, length, encoded=encoded)
+    size = vectors_size(count, length, decimal=form.decimal, encoded=form.encoded)
     if size.most > most:
+        shorter = f", or ask for {form.shorter}" if form.shorter else ""
         raise bad_request(
             asked.param,
             f"{count} vectors of {length} numbers could have {size.most} bytes, and at most "
-            f"{most} are sent (max_answer_bytes): send fewer inputs, or "
-            'ask for encoding_format "base64"',
+            f"{most} are sent (max_answer_bytes): send fewer inputs{shorter}",
         )
     return size

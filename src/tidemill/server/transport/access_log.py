@@ -92,6 +92,7 @@ class AccessLogMiddleware:
                 model = scope["state"].get("model")
                 if model is not None:
                     headers["x-tidemill-model"] = model
+                headers.update(scope["state"].get("answer_headers", {}))
                 if further := scope["state"].get("id_header"):
                     headers[further] = request_id
                 self._metrics.on_response(status)

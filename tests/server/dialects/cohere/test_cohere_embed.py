@@ -13,6 +13,7 @@ from helpers.live_server import fake_context, serving
 from helpers.scripted_engine import ScriptedEngine, fake_info
 
 from tidemill.base.vector_data import VectorData
+from tidemill.server.access.limits import Limits
 
 PROMPTS = VectorData(prompts={"query": "q: ", "document": "d: "})
 
@@ -57,6 +58,34 @@ def test_types_of_input_are_prompts_of_the_model(url: str) -> None:
         assert found["embeddings"]["float"] == _vectors(url, "a", prompt_name=name)
 
 
+def test_texts_that_are_too_long_are_cut_as_the_published_default_says(url: str) -> None:
+    long = "a" * 200 + "b" * 200
+    body: dict[str, Any] = {"texts": ["flow", long]}
+    cut = httpx.post(f"{url}/v2/embed", json=body)
+    assert cut.json()["embeddings"]["float"] == _vectors(url, "flow", long[:255])
+    assert cut.json()["meta"]["warnings"] == [
+        "longer than what is read, and cut (truncate END): texts[1]"
+    ]
+    assert cut.headers["x-tidemill-truncated"] == "texts[1]"
+    start = httpx.post(f"{url}/v2/embed", json={**body, "truncate": "START"}).json()
+    assert start["embeddings"]["float"] == _vectors(url, "flow", long[-255:])
+    assert start["meta"]["billed_units"]["input_tokens"] == 5 + 256
+    short = httpx.post(f"{url}/v2/embed", json={"texts": ["flow"], "max_tokens": 3}).json()
+    assert short["embeddings"]["float"] == _vectors(url, "fl")
+    assert "warnings" not in httpx.post(f"{url}/v2/embed", json={"texts": ["flow"]}).json()["meta"]
+
+
+def test_the_bound_of_an_answer_is_explained_in_this_dialects_words() -> None:
+    limits = Limits(max_answer_bytes=300)
+    with serving(fake_context(ScriptedEngine(), limits=limits)) as url:
+        body: dict[str, Any] = {"texts": ["a", "b"]}
+        refused = httpx.post(f"{url}/v2/embed", json=body)
+        assert refused.status_code == 400
+        assert 'embedding_types ["base64"]' in refused.json()["message"]
+        body["embedding_types"] = ["base64"]
+        assert httpx.post(f"{url}/v2/embed", json=body).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [
@@ -65,10 +94,12 @@ def test_types_of_input_are_prompts_of_the_model(url: str) -> None:
         ({"texts": ["a"], "inputs": []}, "texts"),
         ({"texts": [""]}, "texts"),
         ({"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types"),
-        ({"texts": ["a"], "truncate": "END"}, "truncate"),
+        ({"texts": ["a"], "truncate": "MIDDLE"}, "truncate"),
+        ({"texts": ["a"], "max_tokens": 999}, "max_tokens"),
+        ({"texts": ["abcdef"], "max_tokens": 4, "truncate": "NONE"}, "max_tokens"),
         ({"texts": ["a"], "output_dimension": 99}, "output_dimension"),
         ({"texts": ["a"], "images": ["x"]}, "images"),
-        ({"texts": ["a" * 300]}, "texts"),
+        ({"texts": ["a" * 300], "truncate": "NONE"}, "texts"),
         ({"texts": ["a"], "model": "dodo"}, "dodo"),
         ({"inputs": [{"content": [{"type": "image_url", "text": "a"}]}]}, "type"),
     ],

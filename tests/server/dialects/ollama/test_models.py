@@ -67,12 +67,24 @@ def test_embed_returns_unit_vectors(ollama: Ollama) -> None:
     assert empty["embeddings"] == []
 
 
+def test_inputs_of_embed_are_cut_at_their_end(ollama: Ollama) -> None:
+    body = {"model": "tiny", "input": ["hi", "hiho"], "options": {"num_ctx": 3}}
+    answer = ollama.http.post("/api/embed", json=body)
+    one = ollama.http.post("/api/embed", json={"model": "tiny", "input": "hi"})
+    assert answer.json()["embeddings"] == one.json()["embeddings"] * 2
+    assert answer.json()["prompt_eval_count"] == 6
+    assert answer.headers["x-tidemill-truncated"] == "input[1]"
+    assert "x-tidemill-truncated" not in one.headers
+    whole = ollama.http.post("/api/embed", json={"model": "tiny", "input": "a" * 9000})
+    assert whole.status_code == 200 and whole.headers["x-tidemill-truncated"] == "input"
+
+
 @pytest.mark.parametrize(
     ("body", "name"),
     [
-        ({"input": "a" * 9000}, "input"),
+        ({"input": "a" * 9000, "truncate": False}, "input"),
         ({"input": [1, 2]}, "input"),
-        ({"input": "abc", "options": {"num_ctx": 2}}, "input"),
+        ({"input": "abc", "truncate": False, "options": {"num_ctx": 2}}, "options.num_ctx"),
         ({"input": "abc", "options": {"num_ctx": 10**6}}, "options.num_ctx"),
         ({"input": "abc", "dimensions": 0}, "dimensions"),
         ({}, "input"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_id
-from tidemill.generation.request import EmbedRequest
+from tidemill.generation.request import Cut, EmbedRequest
 from tidemill.server.access.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
@@ -21,7 +22,7 @@ from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.fields import ANY, Fields, Neutral
 from tidemill.server.dialects.members import Body, InvalidField
 from tidemill.server.dialects.respond import ModelAnswer
-from tidemill.server.dialects.vectors import embed
+from tidemill.server.dialects.vectors import VectorForm, embed
 from tidemill.server.errors import Problem
 from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.pieces import Document, PiecedResponse
@@ -47,12 +48,13 @@ class CohereEmbed(Body, kw_only=True):
     Attributes:
         input_type: search_query and search_document pick the model's prompts of these names.
         embedding_types: /v1/embed without them answers a plain list.
+        truncate: the side that is cut off a text that is too long (default END); NONE: that is an
+            error.
+        max_tokens: tokens of a text; absent: as many as the model takes.
     """
 
     known: ClassVar[Fields] = {
         "images": Neutral(([],), feature="images"),
-        "truncate": Neutral(("NONE",), feature="truncation", instead="send shorter texts"),
-        "max_tokens": Neutral(feature="truncation", instead="send shorter texts"),
         "priority": Neutral((0,), feature="priorities here", instead="give the key a weight"),
         "client_name": Neutral(kinds=(ANY,)),
     }
@@ -65,11 +67,16 @@ class CohereEmbed(Body, kw_only=True):
     ) = None
     embedding_types: list[Literal["float", "base64"]] | None = None
     output_dimension: int | None = None
+    truncate: Literal["NONE", "START", "END"] = "END"
+    max_tokens: int | None = None
 
     def finalize(self) -> None:
         """Raise unless there is one kind of input."""
         if (self.texts is None) == (self.inputs is None):
             raise InvalidField("invalid_value", "send either texts or inputs", "texts")
+
+
+_CUTS = {"NONE": None, "START": Cut.START, "END": Cut.END}
 
 
 async def embed_v2(context: ServerContext, request: Request) -> Response:
@@ -97,6 +104,9 @@ async def _embed(context: ServerContext, request: Request, version: int) -> Resp
     asked = EmbedRequest(
         inputs=texts,
         dimensions=body.output_dimension,
+        cut=_CUTS[body.truncate],
+        context=body.max_tokens,
+        context_param="max_tokens",
         param=field,
         caller=caller_of(request, None, arrival),
         arrival=arrival,
@@ -105,8 +115,10 @@ async def _embed(context: ServerContext, request: Request, version: int) -> Resp
 
     async def work(model: ServedModel) -> Response:
         prompt = _prompt_of(model, body.input_type)
-        run = await embed(context, request, model, replace(asked, prompt_name=prompt))
         lists = {kind: bytearray(b"[") for kind in dict.fromkeys(kinds or ["float"])}
+        shorter = 'embedding_types ["base64"]' if "float" in lists else ""
+        form = VectorForm("float" in lists, "base64" in lists, shorter)
+        run = await embed(context, request, model, replace(asked, prompt_name=prompt), form)
         async for i, vector in run.embeddings():
             for kind, data in lists.items():
                 plain = vector.astype("<f4")
@@ -116,6 +128,7 @@ async def _embed(context: ServerContext, request: Request, version: int) -> Resp
         placed = Document()
         values = {kind: placed.place([data, b"]"]) for kind, data in lists.items()}
         plain_list = version == 1 and kinds is None
+        warned = {"warnings": [_truncated(run.cut, body.truncate)]} if run.cut else {}
         answer: dict[str, Any] = {
             "id": new_id("embed"),
             "embeddings": values["float"] if plain_list else values,
@@ -123,6 +136,7 @@ async def _embed(context: ServerContext, request: Request, version: int) -> Resp
             "meta": {
                 "api_version": {"version": str(version)},
                 "billed_units": {"input_tokens": run.prompt_tokens},
+                **warned,
             },
         }
         kind = "embeddings_floats" if plain_list else "embeddings_by_type"
@@ -130,6 +144,10 @@ async def _embed(context: ServerContext, request: Request, version: int) -> Resp
         return PiecedResponse(placed.encode(answer))
 
     return ModelAnswer(context, request, body.model, work)
+
+
+def _truncated(names: Sequence[str], side: str) -> str:
+    return f"longer than what is read, and cut (truncate {side}): {', '.join(names)}"
 
 
 def _prompt_of(model: ServedModel, input_type: str | None) -> str | None:

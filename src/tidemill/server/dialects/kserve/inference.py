@@ -34,7 +34,7 @@ from tidemill.server.dialects.kserve.tasks import (
 )
 from tidemill.server.dialects.kserve.tensors import Output, read_inputs, write_outputs
 from tidemill.server.dialects.respond import GeneratedAnswer, ModelAnswer
-from tidemill.server.dialects.vectors import embed, score_pairs
+from tidemill.server.dialects.vectors import VectorForm, embed, score_pairs
 from tidemill.server.errors import reject
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel
@@ -148,7 +148,9 @@ def _embedded(found: _Inference) -> Response:
     )
 
     async def work(model: ServedModel) -> Response:
-        run = await embed(context, request, model, asked, encoded=found.binary("embedding"))
+        binary = found.binary("embedding")
+        form = VectorForm(not binary, binary, "" if binary else "the output as binary data")
+        run = await embed(context, request, model, asked, form)
         numbers: list[float] = []
         async for _, vector in run.embeddings():
             numbers += vector.tolist()

@@ -18,12 +18,15 @@ from tidemill.server.dialects.keep_alive import keep_alive_of
 from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.openai.translate import split_prompts
 from tidemill.server.dialects.respond import ModelAnswer
-from tidemill.server.dialects.vectors import Embedded, Scored, embed
+from tidemill.server.dialects.vectors import Embedded, Scored, VectorForm, embed
 from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.pieces import Document, PiecedResponse
 
 if TYPE_CHECKING:
     from tidemill.text.pooled import Float32
+
+_DECIMAL = VectorForm(shorter='encoding_format "base64"')
+_ENCODED = VectorForm(decimal=False, encoded=True)
 
 
 async def embeddings(context: ServerContext, request: Request) -> Response:
@@ -35,6 +38,9 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
         inputs=split_prompts(body.input, context.limits.max_inputs, param="input"),
         dimensions=body.dimensions,
         prompt_name=body.prompt_name,
+        cut=body.cut,
+        context=body.context,
+        context_param="truncate_prompt_tokens",
         caller=caller_of(
             request, body.timeout, arrival, cache_salt=body.cache_salt, user=body.user
         ),
@@ -43,7 +49,7 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
     encoded = body.encoding_format == "base64"
 
     async def work(model: ServedModel) -> Response:
-        run = await embed(context, request, model, asked, encoded=encoded)
+        run = await embed(context, request, model, asked, _ENCODED if encoded else _DECIMAL)
         placed, data = Document(), bytearray(b"[")
         async for i, vector in run.embeddings():
             data += b"," if i else b""
@@ -56,6 +62,7 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
                     "data": placed.place([data]),
                     "model": model.name,
                     "usage": usage_of(run),
+                    **truncated(run),
                 }
             )
         )
@@ -77,3 +84,9 @@ def usage_of(run: Embedded | Scored) -> dict[str, Any]:
         "total_tokens": run.prompt_tokens,
         "prompt_tokens_details": {"cached_tokens": run.cached_tokens},
     }
+
+
+def truncated(run: Embedded | Scored) -> dict[str, Any]:
+    """The member of an answer that names the inputs of which a part was left out, if there are any
+    (an extension)."""
+    return {"truncated": list(run.cut)} if run.cut else {}

@@ -316,9 +316,12 @@ TOKENIZE: Fields = {
 
 VECTORS: Fields = {
     **_BOOKKEEPING,
-    "truncate_prompt_tokens": Neutral(feature="truncation of inputs"),
-    "truncate": Neutral((False, "NONE"), feature="truncation of inputs"),
-    "truncation": Neutral((False,), feature="truncation of inputs"),
+    # NONE, START and END: Cohere's and NVIDIA's.
+    "truncate": Neutral(("NONE",)),
+    "truncation": Alias("truncate"),
+    "truncation_direction": Alias(
+        "truncation_side", {"Left": "left", "Right": "right"}, strict=True
+    ),
     "add_special_tokens": Neutral((True,), feature="inputs without their start tokens"),
     "priority": Neutral((0,), feature="priorities of vectors"),
 }
@@ -337,12 +340,9 @@ RERANK: Fields = {
     **VECTORS,
     "top_k": Alias("top_n"),
     "max_chunks_per_doc": Neutral(feature="documents in parts"),
-    "max_tokens_per_doc": Neutral(feature="truncation of documents"),
     "rank_fields": Neutral((["text"],), feature="other members than text"),
     # Text Embeddings Inference
     "raw_scores": Neutral((False,), feature="scores before the model's last function"),
-    "truncate": Neutral((False,), feature="truncation", instead="send shorter texts"),
-    "truncation_direction": Neutral(("Left", "Right"), feature="other directions"),
 }
 
 STREAM_OPTIONS: Fields = {

@@ -17,7 +17,7 @@ from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.keep_alive import keep_alive_of
 from tidemill.server.dialects.openai import schema
-from tidemill.server.dialects.openai.embeddings import usage_of
+from tidemill.server.dialects.openai.embeddings import truncated, usage_of
 from tidemill.server.dialects.respond import ModelAnswer
 from tidemill.server.dialects.vectors import score_pairs
 from tidemill.server.host.served import ServedModel
@@ -32,7 +32,8 @@ def _scored(
 ) -> Callable[[ServedModel], Awaitable[Response]]:
     async def work(model: ServedModel) -> Response:
         run = await score_pairs(request, model, asked)
-        return json_response({**document(model.name, run.values), "usage": usage_of(run)})
+        answer = document(model.name, run.values)
+        return json_response({**answer, "usage": usage_of(run), **truncated(run)})
 
     return work
 
@@ -48,11 +49,20 @@ async def rerank(context: ServerContext, request: Request) -> Response:
     _check_count(field, len(documents), context)
     if body.top_n is not None and body.top_n < 1:
         raise bad_request("top_n", f"top_n must be at least 1, got {body.top_n}")
+    if body.max_tokens_per_doc is not None and body.max_tokens_per_doc < 1:
+        raise bad_request(
+            "max_tokens_per_doc",
+            f"max_tokens_per_doc must be at least 1, got {body.max_tokens_per_doc}",
+        )
     asked = ScoreRequest(
         firsts=[body.query],
         seconds=documents,
         pairs=[(0, j) for j in range(len(documents))],
         params=("query", field),
+        cut=body.cut,
+        context=body.context,
+        second_tokens=body.max_tokens_per_doc,
+        context_param="truncate_prompt_tokens",
         caller=caller,
         arrival=arrival,
     )
@@ -102,6 +112,9 @@ async def score(context: ServerContext, request: Request) -> Response:
         seconds=seconds,
         pairs=[(0 if len(firsts) == 1 else j, j) for j in range(len(seconds))],
         params=("text_1", "text_2"),
+        cut=body.cut,
+        context=body.context,
+        context_param="truncate_prompt_tokens",
         caller=caller,
         arrival=arrival,
     )

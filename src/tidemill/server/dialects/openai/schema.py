@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 from msgspec.structs import asdict
 
+from tidemill.generation.request import Cut
 from tidemill.server.dialects.fields import Fields
 from tidemill.server.dialects.id_lists import Ids
 from tidemill.server.dialects.keep_alive import KeepAlive
@@ -339,6 +340,10 @@ class VectorBody(Body, kw_only=True):
     Attributes:
         user, metadata: accepted, since clients send them and they cannot change an answer.
         timeout, keep_alive, cache_salt: as in `Generation`.
+        truncate_prompt_tokens: inputs are cut to so many tokens, as vLLM has it; -1: to as many as
+            the model takes. Absent: one that is too long is an error.
+        truncation_side: the side that is cut off (default right).
+        truncate: true: as `truncate_prompt_tokens` -1; START and END also say which side.
     """
 
     known: ClassVar[Fields] = neutral.VECTORS
@@ -349,6 +354,29 @@ class VectorBody(Body, kw_only=True):
     cache_salt: str | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    truncate: bool | Literal["START", "END"] | None = None
+
+    @property
+    def cut(self) -> Cut | None:
+        """What is cut off inputs that are too long; None: that is an error."""
+        if self.truncate_prompt_tokens is None and not self.truncate:
+            return None
+        left = self.truncation_side == "left" or self.truncate == "START"
+        return Cut.START if left else Cut.END
+
+    def finalize(self) -> None:
+        """Raise where two fields name different sides."""
+        named = {"START": "left", "END": "right"}.get(str(self.truncate))
+        if named and self.truncation_side not in (None, named):
+            reason = f'truncate "{self.truncate}" cuts the {named} side'
+            raise InvalidField("invalid_value", reason, "truncation_side")
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of an input; None: as many as the model takes."""
+        return None if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
 
 
 class EmbeddingRequest(VectorBody, kw_only=True):
@@ -379,6 +407,7 @@ class RerankRequest(VectorBody, kw_only=True):
         return_documents: repeat each document in the answer (default false).
         texts: instead of documents, as Text Embeddings Inference has it: the answer is in its form.
         return_text: with `texts`: repeat each text in the answer (default false).
+        max_tokens_per_doc: only so many tokens of each document are read; absent: all.
     """
 
     known: ClassVar[Fields] = neutral.RERANK
@@ -389,9 +418,11 @@ class RerankRequest(VectorBody, kw_only=True):
     return_documents: bool | None = None
     texts: list[str] | None = None
     return_text: bool | None = None
+    max_tokens_per_doc: int | None = None
 
     def finalize(self) -> None:
         """Raise unless there is one form."""
+        VectorBody.finalize(self)
         if self.texts is None:
             if self.documents is None:
                 raise InvalidField("missing_required_parameter", "is required", "documents")

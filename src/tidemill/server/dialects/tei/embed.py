@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import bad_request
-from tidemill.generation.request import EmbedRequest
+from tidemill.generation.request import Cut, EmbedRequest
 from tidemill.server.access.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
@@ -24,22 +24,21 @@ from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.pieces import PiecedResponse, json_response
 from tidemill.server.transport.sink import Piece
 
-_TRUNCATION: Fields = {
-    "truncate": Neutral((False,), feature="truncation", instead="send shorter texts"),
-    "truncation_direction": Neutral(("Left", "Right"), feature="other directions"),
-}
+Direction = Literal["Left", "Right", "left", "right"]
+"""The side of a text that `truncate` cuts off."""
 
 
 class TeiEmbed(Body, kw_only=True):
     """Body of POST /embed."""
 
     known: ClassVar[Fields] = {
-        **_TRUNCATION,
         "normalize": Neutral((True,), feature="vectors of another length than the model's"),
     }
 
     inputs: str | list[str]
     prompt_name: str | None = None
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
     dimensions: int | None = None
     model: str | None = None
 
@@ -47,9 +46,9 @@ class TeiEmbed(Body, kw_only=True):
 class TeiSimilarityParameters(Body, kw_only=True):
     """Parameters of POST /similarity."""
 
-    known: ClassVar[Fields] = _TRUNCATION
-
     prompt_name: str | None = None
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
 
 
 class TeiSentences(Body, kw_only=True):
@@ -77,6 +76,7 @@ async def embed_texts(context: ServerContext, request: Request) -> Response:
         inputs=texts,
         dimensions=body.dimensions,
         prompt_name=body.prompt_name,
+        cut=_cut(body),
         param="inputs",
         caller=caller_of(request, None, arrival),
         arrival=arrival,
@@ -98,9 +98,11 @@ async def similarity(context: ServerContext, request: Request) -> Response:
     body = await read_model(TeiSimilarity, request, context.limits)
     sentences = body.inputs.sentences
     _check_count(context, "inputs.sentences", sentences)
+    parameters = body.parameters or TeiSimilarityParameters()
     asked = EmbedRequest(
         inputs=[body.inputs.source_sentence, *sentences],
-        prompt_name=None if body.parameters is None else body.parameters.prompt_name,
+        prompt_name=parameters.prompt_name,
+        cut=_cut(parameters),
         param="inputs",
         caller=caller_of(request, None, arrival),
         arrival=arrival,
@@ -111,6 +113,13 @@ async def similarity(context: ServerContext, request: Request) -> Response:
         return json_response([run.similarity(0, i) for i in range(1, len(sentences) + 1)])
 
     return ModelAnswer(context, request, body.model, work)
+
+
+def _cut(body: TeiEmbed | TeiSimilarityParameters) -> Cut | None:
+    """What is cut off texts that are too long; None: that is an error."""
+    if not body.truncate:
+        return None
+    return Cut.START if body.truncation_direction in ("Left", "left") else Cut.END
 
 
 def _check_count(context: ServerContext, name: str, texts: list[str]) -> None:
