@@ -1,4 +1,5 @@
-"""Prints what an extra of pyproject.toml needs, the base install included, one requirement a line.
+"""Prints what an extra of pyproject.toml needs, the base install included, one requirement a line;
+with --debian, the Debian packages that the tests need.
 
 `pip install -r` of it installs the extra without building the package again, which
 `pip install -e '.[extra]'` would do.
@@ -12,6 +13,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
+DEBIAN = ("postgresql",)  # tests/helpers/postgres.py starts one for the store's tests
+
 
 def requirements(extra: str) -> list[str]:
     """The base install's requirements and the extra's."""
@@ -20,4 +23,4 @@ def requirements(extra: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(requirements(sys.argv[1])))
+    print("\n".join(DEBIAN if sys.argv[1] == "--debian" else requirements(sys.argv[1])))

@@ -7,9 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from helpers.databases import database_url, location
+from helpers.postgres import postgres
 from helpers.shared_data import SHARED_DATA
 
 TESTS = Path(__file__).parent
+
+__all__ = ["database_url", "location", "postgres"]  # fixtures for all tests
 
 
 def _allowed_skips() -> list[str]:
@@ -54,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Whoever runs the tests may have models of their own; this library is empty.
     os.environ["TIDEMILL_HOME"] = str(TESTS / "fixtures" / "no-library")
+    os.environ["TIDEMILL_DATABASE"] = "none"  # servers of tests that say nothing of it
     config.pluginmanager.register(_SkipPolice(), "skip-police")
 
 
