@@ -6,7 +6,10 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models
 
+from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.text.detokenizer import Detokenizer
 from tidemill.text.tokenizer import Tokenizer
 
@@ -74,3 +77,18 @@ def test_special_tokens_before_the_text_keep_the_strip(space_tokenizer: Tokenize
     assert "".join(streamed(space_tokenizer, [[bos], ids])) == "hello"
     shown = streamed(space_tokenizer, [[bos], ids], skip_special_tokens=False)
     assert "".join(shown) == "<s> hello"
+
+
+def test_special_tokens_in_a_row_have_no_space_between_them_where_that_is_asked() -> None:
+    library = Library(
+        models.WordLevel({"<s>": 0, "</s>": 1, "tide": 2, "mill": 3}, unk_token="<s>")
+    )
+    library.add_special_tokens(["<s>", "</s>"])
+    library.decoder = decoders.WordPiece(prefix="##")
+    tokenizer = Tokenizer(TokenizerData(tokenizer_json=library.to_str().encode()))
+    ids = [2, 0, 1, 0, 3]
+    for unspaced, text in ((None, "tide <s> </s> <s> mill"),
+                           (tokenizer.unspaced_specials(), "tide <s></s><s> mill")):  # fmt: skip
+        whole = Detokenizer(tokenizer, skip_special_tokens=False, unspaced=unspaced)
+        parts = Detokenizer(tokenizer, skip_special_tokens=False, unspaced=unspaced)
+        assert whole.push(ids) == text == "".join(parts.push((i,)) for i in ids)

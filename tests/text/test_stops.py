@@ -121,3 +121,9 @@ def test_matchers_share_what_was_compiled() -> None:
     finally:
         tracemalloc.stop()
     assert len(matchers) == 50 and taken < 50 * 2000, "a table of one has 10,000 entries"
+
+
+def test_the_match_is_part_of_the_text_where_it_is_included() -> None:
+    matcher = StopMatcher(["END", "ND!"], include=True)
+    assert [matcher.push(part)[0] for part in ("a E", "N", "D! b", "c")] == ["a ", "", "END", ""]
+    assert matcher.matched == "END"

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from tidemill.base.errors import bad_request
+from tidemill.contract.repetition import RepetitionDetection
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -66,6 +67,12 @@ class SamplingParams(
         logprobs: None for none; k for the chosen token's and the k most likely tokens' (0 to 20),
             from the softmax of the raw logits (before any of the above).
         prompt_logprobs: the same for the prompt's tokens (the first has none).
+        include_stop_str_in_output: the stop string that ended the output is part of it, and the
+            end token or stop token id that ended it is decoded like any other token.
+        skip_special_tokens: special tokens add no text.
+        spaces_between_special_tokens: False: of two special tokens in a row that are shown, the
+            second is written without the space that some tokenizers put before every token.
+        repetition_detection: ends an output that repeats itself; None: nothing does.
     """
 
     temperature: float | None = None
@@ -85,6 +92,10 @@ class SamplingParams(
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    repetition_detection: RepetitionDetection | None = None
 
     def __post_init__(self) -> None:
         # Every character of a string would be a stop string of its own.
@@ -200,17 +211,28 @@ def _is_bias(value: object) -> bool:
 
 _INTEGER = (_is_int, "a whole number")
 _NUMBER = (_is_number, "a number")
+_BOOLEAN = (lambda value: type(value) is bool, "True or False")
 _TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _NUMBER),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), _NUMBER),
     **dict.fromkeys(("top_k", "seed", "max_tokens", "min_tokens", "n"), _INTEGER),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), _INTEGER),
-    "ignore_eos": (lambda value: type(value) is bool, "True or False"),
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output"), _BOOLEAN),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), _BOOLEAN),
     "stop": (_is_strings, "a tuple of strings"),
     "stop_token_ids": (_is_ids, "a tuple of token ids"),
     "logit_bias": (_is_bias, "a dict of token ids and numbers"),
+    "repetition_detection": (
+        lambda value: isinstance(value, RepetitionDetection),
+        "a RepetitionDetection",
+    ),
 }
-_OPTIONAL = frozenset((*NEUTRAL, "seed", "max_tokens", "logprobs", "prompt_logprobs"))
+_OPTIONAL = frozenset(
+    (
+        *(*NEUTRAL, "seed", "max_tokens", "logprobs", "prompt_logprobs"),
+        "repetition_detection",
+    )
+)
 _DEFAULTS = tuple(
     (field.name, None if field.default is msgspec.NODEFAULT else field.default)
     for field in msgspec.structs.fields(SamplingParams)
@@ -245,6 +267,8 @@ def _check_value(name: str, value: Any) -> None:
     elif name == "logit_bias":
         for bias in {*value.values()}:
             _in_range(name, bias, -100.0, 100.0)
+    elif name == "repetition_detection":
+        value.check(name)
 
 
 def _finite(param: str, value: float) -> float:

@@ -15,7 +15,8 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.request import ChoiceOutput, FinishReason, TokenLogprob, exception_of
 from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.prepare import Prepared
-from tidemill.text.answer import AnswerDelta, AnswerText, CallPart
+from tidemill.text.answer import AnswerDelta, AnswerText, CallPart, TextLook
+from tidemill.text.repetition import RepetitionFinder
 from tidemill.text.stops import StopSet
 from tidemill.text.tokenizer import Tokenizer
 
@@ -23,7 +24,8 @@ TOOL_CALLS = "tool_calls"
 """Finish reason of an answer that calls tools."""
 
 REPETITION = "repetition"
-"""The stop_reason of a constrained answer without max_tokens that repeated itself."""
+"""The stop_reason of an answer that repeated itself: of a constrained one without max_tokens, and
+of any one where `repetition_detection` asks for it."""
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
@@ -76,6 +78,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class _Choice:
     text: AnswerText
+    repetition: RepetitionFinder | None = None
+    repeated: bool = False
     started: bool = False
     done: bool = False
 
@@ -104,17 +108,25 @@ class PromptChoices:
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         rules, sampling = prepared.rules, self._sampling
         stops = StopSet(sampling.stop) if stops is None else stops
+        repetition = sampling.repetition_detection
+        look = TextLook(
+            sampling.include_stop_str_in_output,
+            sampling.skip_special_tokens,
+            sampling.spaces_between_special_tokens,
+        )
         self._choices = [
             _Choice(
                 AnswerText(
                     tokenizer,
                     None if rules.parser is None else rules.parser(),
                     kept=rules.kept,
+                    look=look,
                     stop=stops,
                     min_tokens=sampling.min_tokens,
                     at_start=prepared.at_start,
                     track=sampling.logprobs is not None,
-                )
+                ),
+                None if repetition is None else RepetitionFinder(repetition, sampling.min_tokens),
             )
             for _ in range(sampling.n)
         ]
@@ -169,12 +181,16 @@ class PromptChoices:
             self._prompt_logprobs = output.prompt_logprobs
         text = choice.text
         before = text.tokens
-        found, stopped = text.push(output.token_ids, hide_last=output.stop_token is not None)
-        if output.finish_reason is not None and not stopped:
-            found += text.finish(cut=output.finish_reason is FinishReason.LENGTH)
+        token_ids, engine_ended = _until_repetition(choice, output)
+        whole = len(token_ids) == len(output.token_ids)
+        shown = self._sampling.include_stop_str_in_output
+        hidden = output.stop_token is not None and whole and not shown
+        found, stopped = text.push(token_ids, hide_last=hidden)
+        if engine_ended is not None and not stopped:
+            found += text.finish(cut=engine_ended is FinishReason.LENGTH)
             stopped = text.stopped
         taken = text.tokens - before
-        ended = FinishReason.STOP if stopped else output.finish_reason
+        ended = FinishReason.STOP if stopped else engine_ended
         finish = None if ended is None else ended.value
         if ended is FinishReason.STOP and text.calls:
             finish = TOOL_CALLS
@@ -183,9 +199,7 @@ class PromptChoices:
         return ChoiceDelta(
             index=self._base + output.choice,
             text=found.content,
-            token_ids=output.token_ids
-            if taken == len(output.token_ids)
-            else output.token_ids[:taken],
+            token_ids=token_ids if taken == len(token_ids) else token_ids[:taken],
             reasoning=found.reasoning,
             calls=found.calls,
             errors=found.errors,
@@ -194,13 +208,16 @@ class PromptChoices:
             first=first,
             prompt_logprobs=self._prompt_logprobs if first else None,
             finish=finish,
-            stopped_by=None if finish is None else self._stopped_by(text, output),
+            stopped_by=None if finish is None else self._stopped_by(choice, output),
             stopped_here=finish is not None and output.finish_reason is None,
         )
 
-    def _stopped_by(self, text: AnswerText, output: ChoiceOutput) -> str | int | None:
+    def _stopped_by(self, choice: _Choice, output: ChoiceOutput) -> str | int | None:
+        text = choice.text
         if text.stopped:
             return text.stop_string
+        if choice.repeated:
+            return REPETITION
         if output.finish_reason is FinishReason.LENGTH:
             # The engine ends a constrained answer before max_tokens when it repeats itself.
             most = self._sampling.max_tokens
@@ -209,6 +226,22 @@ class PromptChoices:
         # The model's end tokens are not stops that the client named.
         token = output.stop_token
         return token if token in self._sampling.stop_token_ids else None
+
+
+def _until_repetition(
+    choice: _Choice, output: ChoiceOutput
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """The tokens of an output that count, and what ended the choice after them. A repetition ends
+    it at the same token however many a step produces; an end token that completes one ends it as
+    it would any output."""
+    token_ids, ended = output.token_ids, output.finish_reason
+    if choice.repetition is None:
+        return token_ids, ended
+    until = choice.repetition.push(token_ids)
+    if until is None or (ended is FinishReason.STOP and until == len(token_ids)):
+        return token_ids, ended
+    choice.repeated = True
+    return token_ids[:until], FinishReason.LENGTH
 
 
 def _pieces(

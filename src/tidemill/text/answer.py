@@ -88,6 +88,22 @@ class AnswerDelta:
 NOTHING = AnswerDelta()
 
 
+@dataclass(frozen=True, slots=True)
+class TextLook:
+    """How an output's text is written.
+
+    Attributes:
+        include_stop, skip_special_tokens, spaces_between_special_tokens: see `OutputText`.
+    """
+
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+
+
+PLAIN_LOOK = TextLook()
+
+
 class AnswerText:
     """Decodes and parses a choice's tokens.
 
@@ -103,6 +119,7 @@ class AnswerText:
         tokenizer: the vocabulary.
         parser: of this choice, or None.
         kept: special tokens that the parser reads.
+        look: how the text is written.
         stop, min_tokens, at_start, track: see `OutputText`.
     """
 
@@ -112,6 +129,7 @@ class AnswerText:
         parser: Parser | None = None,
         *,
         kept: frozenset[int] = frozenset(),
+        look: TextLook = PLAIN_LOOK,
         stop: Sequence[str] | StopSet = (),
         min_tokens: int = 0,
         at_start: bool = False,
@@ -119,10 +137,15 @@ class AnswerText:
     ) -> None:
         self._parser = parser
         self._min_tokens = min_tokens
-        self._matcher = StopMatcher(stop) if stop and parser is not None else None
+        self._matcher = None
+        if stop and parser is not None:
+            self._matcher = StopMatcher(stop, include=look.include_stop)
         self._text = OutputText(
             tokenizer,
             stop=() if parser is not None else stop,
+            include_stop=look.include_stop,
+            skip_special_tokens=look.skip_special_tokens,
+            spaces_between_special_tokens=look.spaces_between_special_tokens,
             min_tokens=min_tokens,
             kept=kept,
             at_start=at_start,

@@ -32,11 +32,13 @@ class Detokenizer:
         tokenizer: the vocabulary.
         skip_special_tokens: special tokens add no text.
         kept: special tokens that do; see `Tokenizer.pieces`.
+        unspaced: bytes of special tokens without a space before them, used where the token before
+            is special, too; None: tokens look the same everywhere.
         at_start: the sequence begins a text, so a SentencePiece model's dummy leading space is
             removed; False for a continuation of a prompt, where that space is real.
     """
 
-    __slots__ = ("_held", "_pieces", "_strip")
+    __slots__ = ("_after_special", "_held", "_pieces", "_strip", "_unspaced")
 
     def __init__(
         self,
@@ -45,19 +47,33 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         kept: frozenset[int] = frozenset(),
         at_start: bool = True,
+        unspaced: Mapping[int, bytes] | None = None,
     ) -> None:
         self._pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens, kept=kept)
         self._held = b""
+        self._unspaced, self._after_special = unspaced, False
         self._strip = tokenizer.strip if at_start else 0
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; return the text that is final."""
         pieces = self._pieces
-        if len(token_ids) == 1:
+        if self._unspaced is not None:
+            data = self._held + b"".join(map(self._piece, token_ids))
+        elif len(token_ids) == 1:
             data = self._held + pieces[token_ids[0]]
         else:
             data = self._held + b"".join([pieces[i] for i in token_ids])
         return self._decode(data, False)
+
+    def _piece(self, token_id: int) -> bytes:
+        """The bytes of the next token, where special tokens have no spaces between them."""
+        assert self._unspaced is not None
+        piece = self._pieces[token_id]
+        special = token_id in self._unspaced
+        if special and self._after_special and piece:
+            piece = self._unspaced[token_id]
+        self._after_special = special
+        return piece
 
     def finish(self) -> str:
         """End the sequence; return the text of the bytes held back."""

@@ -24,8 +24,10 @@ class OutputText:
     Args:
         tokenizer: the vocabulary.
         stop: stop strings; a `StopSet` if several choices share them.
+        include_stop: the stop string that matches is part of the text.
         min_tokens: stop strings completed before this many tokens are ordinary text.
         skip_special_tokens: special tokens add no text.
+        spaces_between_special_tokens: see `SamplingParams`.
         kept: special tokens that add text all the same; see `Tokenizer.pieces`.
         at_start: the output begins a text (a chat message) instead of continuing a prompt; see
             `Detokenizer`.
@@ -37,17 +39,23 @@ class OutputText:
         tokenizer: Tokenizer,
         *,
         stop: Sequence[str] | StopSet = (),
+        include_stop: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
         kept: frozenset[int] = frozenset(),
         at_start: bool = False,
         track: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(
-            tokenizer, skip_special_tokens=skip_special_tokens, kept=kept, at_start=at_start
+            tokenizer,
+            skip_special_tokens=skip_special_tokens,
+            kept=kept,
+            at_start=at_start,
+            unspaced=None if spaces_between_special_tokens else tokenizer.unspaced_specials(),
         )
-        self._matcher = StopMatcher(stop) if stop else None
+        self._matcher = StopMatcher(stop, include=include_stop) if stop else None
         self._min_tokens = min_tokens
         self._track = track
         self._decoded = 0

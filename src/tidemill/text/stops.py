@@ -1,4 +1,4 @@
-"""Stop strings in streamed text; no part of a matched one is ever emitted."""
+"""Stop strings in streamed text; no part of a matched one is emitted unless asked for."""
 
 from __future__ import annotations
 
@@ -50,11 +50,13 @@ class StopMatcher:
 
     Args:
         stops: stop strings, each non-empty; a `StopSet` if several matchers share them.
+        include: the matched stop string is part of the text; else no part of it is emitted.
     """
 
-    __slots__ = ("_failures", "_first", "_held", "_states", "_stops", "matched")
+    __slots__ = ("_failures", "_first", "_held", "_include", "_states", "_stops", "matched")
 
-    def __init__(self, stops: Sequence[str] | StopSet) -> None:
+    def __init__(self, stops: Sequence[str] | StopSet, *, include: bool = False) -> None:
+        self._include = include
         shared = stops if isinstance(stops, StopSet) else StopSet(stops)
         self._stops, self._failures, self._first = shared.stops, shared.failures, shared.first
         self._states = [0] * len(self._stops)
@@ -81,9 +83,9 @@ class StopMatcher:
         end = self._advance(text, armed)
         buffer = self._held + text
         if end is not None:
-            start = len(self._held) + end - len(self.matched or "")
+            last = len(self._held) + end
             self._held = ""
-            return buffer[:start], True
+            return buffer[: last if self._include else last - len(self.matched or "")], True
         keep = len(buffer) - max(self._states)
         self._held = buffer[keep:]
         return buffer[:keep], False

@@ -58,6 +58,7 @@ class DecodeRules:
 
     Attributes:
         strip: number of leading spaces removed from a whole text (SentencePiece's dummy prefix).
+        joiner: what precedes each token that does not continue a word.
 
     Raises:
         TidemillError: kind UNSUPPORTED for a decoder that is not a per-token mapping.
@@ -68,12 +69,12 @@ class DecodeRules:
         self._byte_level = False
         self._byte_fallback = False
         self._replace: list[tuple[str, str]] = []
-        self._joiner = ""
+        self.joiner = ""
         self._continues: str | None = None
         self._alphabet = byte_level_alphabet()
         if decoder is None:
             # Without a decoder the library joins tokens with spaces.
-            self._joiner, self.strip = " ", 1
+            self.joiner, self.strip = " ", 1
             return
         parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
         for part in parts:
@@ -94,7 +95,7 @@ class DecodeRules:
             self.strip = 1 if prefixed else 0
         elif kind == "WordPiece":
             # `cleanup`, which removes spaces before punctuation, is ignored: it is not per token.
-            self._continues, self._joiner, self.strip = part["prefix"], " ", 1
+            self._continues, self.joiner, self.strip = part["prefix"], " ", 1
         elif kind == "Strip" and part["content"] == " " and not part["stop"]:
             self.strip = part["start"]
         elif kind != "Fuse":
@@ -118,7 +119,7 @@ class DecodeRules:
             return token.removeprefix(self._continues).encode()
         for old, new in self._replace:
             token = token.replace(old, new)
-        return (self._joiner + token).encode()
+        return (self.joiner + token).encode()
 
 
 class Tokenizer:
@@ -232,6 +233,11 @@ class Tokenizer:
             skipped = self.special_ids - kept
             self._keeping[kept] = PieceTable(self._vocabulary, self._rules, skipped)
         return self._keeping[kept]
+
+    def unspaced_specials(self) -> dict[int, bytes]:
+        """The bytes of each special token without the space that joins it to other tokens."""
+        space = self._rules.joiner.encode()
+        return {i: self._pieces[i].removeprefix(space) for i in self.special_ids}
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to a text, including a leading space; b"" for unknown ids."""

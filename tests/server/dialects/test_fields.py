@@ -133,6 +133,7 @@ SAMPLES: dict[str, list[Any]] = {
     "add_special_tokens": [True, False],
     "truncate": [True, False],
     "truncation_side": ["left", "right"],
+    "include_stop_str_in_output": [True, False],
 }
 
 

@@ -95,12 +95,6 @@ _SAMPLERS: Fields = {
 }
 # Processing of text and tokens, with the values that this server implements.
 _TEXT: Fields = {
-    "skip_special_tokens": Neutral((True,), feature="special tokens in the text"),
-    "spaces_between_special_tokens": Neutral(
-        kinds=(bool,), feature="special tokens in the text"
-    ),  # there are none in the text
-    "include_stop_str_in_output": Neutral((False,), feature="stop strings in the output"),
-    "no_stop_trim": Neutral((False,), feature="stop strings in the output"),
     "detokenize": Neutral((True,), feature="answers without text"),
     "return_full_text": Neutral((False,), feature="the prompt in the output by this name"),
     "truncate_prompt_tokens": Neutral(feature="truncation of prompts"),
@@ -210,6 +204,7 @@ _ALIASES: Fields = {
     "stopping_strings": Alias("stop"),
     "stop_sequences": Alias("stop"),
     "regex": Alias("guided_regex"),
+    "no_stop_trim": Alias("include_stop_str_in_output"),
 }
 # Declared fields: values that mean the same as absence.
 _DEFAULTS: Fields = {

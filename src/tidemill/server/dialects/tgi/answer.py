@@ -176,8 +176,6 @@ class TgiFormat:
         text = delta.text
         if delta.finish is not None:
             choice.finish = _finish_of(delta)
-            if choice.finish == "stop_sequence":
-                text += str(delta.stopped_by)
         shown = self._shown(delta.pieces, text, choice.length)
         if not shown and delta.finish is not None and choice.tokens + len(delta.token_ids):
             # The end came after the last token: it needs an event of its own.

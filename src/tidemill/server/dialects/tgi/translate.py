@@ -60,6 +60,7 @@ def generate_request(
     sampling = SamplingParams(
         **{**_DEFAULTS, **given},
         stop=tuple(asked.stop or ()),
+        include_stop_str_in_output=True,  # TGI's texts have the stop sequence that ended them
         logprobs=_logprobs(asked, streamed=streamed),
         prompt_logprobs=0 if asked.details and asked.decoder_input_details else None,
     )
