@@ -57,3 +57,11 @@ def test_a_wrong_member_is_named(member: str, values: dict[str, int]) -> None:
     with pytest.raises(TidemillError) as caught:
         SamplingParams(repetition_detection=RepetitionDetection(**values))
     assert caught.value.param == f"repetition_detection.{member}"
+
+
+def test_a_rule_may_be_a_dict() -> None:
+    rule = {"max_pattern_size": 3, "min_count": 2}
+    params = SamplingParams(repetition_detection=rule)  # type: ignore[arg-type]
+    assert params == SamplingParams(repetition_detection=RepetitionDetection(**rule))
+    with pytest.raises(TidemillError, match=r"repetition_detection: .*min_count"):
+        SamplingParams(repetition_detection={"max_pattern_size": 3})  # type: ignore[arg-type]

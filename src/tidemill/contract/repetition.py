@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from tidemill.base.errors import bad_request
@@ -26,6 +29,18 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     max_pattern_size: int
     min_count: int
     min_pattern_size: int = 1
+
+    @classmethod
+    def of(cls, name: str, members: Mapping[str, Any]) -> RepetitionDetection:
+        """The rule with these members; its values are not checked.
+
+        Raises:
+            TidemillError: kind BAD_REQUEST, a member is missing or unknown.
+        """
+        try:
+            return cls(**members)
+        except TypeError as error:
+            raise bad_request(name, f"{name}: {error}") from None
 
     def check(self, name: str) -> None:
         """Raise BAD_REQUEST, naming the member, unless every value is in its range."""

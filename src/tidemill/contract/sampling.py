@@ -102,6 +102,11 @@ class SamplingParams(
         stop = cast(object, self.stop)
         if isinstance(stop, str):
             msgspec.structs.force_setattr(self, "stop", (stop,))
+        rule = cast(object, self.repetition_detection)
+        if isinstance(rule, Mapping):
+            msgspec.structs.force_setattr(
+                self, "repetition_detection", RepetitionDetection.of("repetition_detection", rule)
+            )
         self.validate()
 
     def filled(self, defaults: Mapping[str, float | int] = {}) -> SamplingParams:
