@@ -14,6 +14,7 @@ from sqlalchemy import (
     LargeBinary,
     String,
     Table,
+    text,
 )
 
 from tidemill.store.tables import METADATA
@@ -58,10 +59,6 @@ KEYS = Table(
     METADATA,
     Column("id", ID, primary_key=True),
     Column("name", NAME, nullable=False),
-    # The beginning of the secret, for recognition; "" where only a digest was imported.
-    Column("prefix", String(16), nullable=False),
-    # HMAC of the secret's SHA-256; see `store.secrets`.
-    Column("digest", LargeBinary(32), nullable=False, unique=True),
     Column("role", String(16), nullable=False),
     Column("team_id", ID, ForeignKey("teams.id"), nullable=False),
     Column("user_id", ID, ForeignKey("users.id"), nullable=True),
@@ -69,8 +66,6 @@ KEYS = Table(
     Column("expires", BigInteger, nullable=True),
     Column("revoked", BigInteger, nullable=True),
     Column("disabled", Boolean, nullable=False),
-    # The key that this one replaces or is replaced by, until it expires.
-    Column("rotated_from", ID, ForeignKey("keys.id"), nullable=True),
     Column("models", JSON, nullable=True),
     Column("routes", JSON, nullable=True),
     Column("addresses", JSON, nullable=True),
@@ -80,5 +75,26 @@ KEYS = Table(
     Column("residency", String(64), nullable=True),
     Column("no_content", Boolean, nullable=False),
     Index(None, "team_id"),
-    Index(None, "name"),
+    # A revoked key stays for reports; its name may be given again.
+    Index(
+        "uq_keys_name_active",
+        "name",
+        unique=True,
+        sqlite_where=text("revoked IS NULL"),
+        postgresql_where=text("revoked IS NULL"),
+    ),
+)
+
+# A key has several while it is rotated.
+KEY_SECRETS = Table(
+    "key_secrets",
+    METADATA,
+    # HMAC of the secret's SHA-256; see `store.secret`.
+    Column("digest", LargeBinary(32), primary_key=True),
+    Column("key_id", ID, ForeignKey("keys.id"), nullable=False),
+    # The beginning of the secret, for recognition; "" where only a digest was imported.
+    Column("prefix", String(16), nullable=False),
+    Column("created", BigInteger, nullable=False),
+    Column("expires", BigInteger, nullable=True),
+    Index(None, "key_id"),
 )

@@ -65,8 +65,6 @@ def _create_keys() -> None:
         "keys",
         sa.Column("id", sa.String(64), nullable=False),
         sa.Column("name", sa.String(64), nullable=False),
-        sa.Column("prefix", sa.String(16), nullable=False),
-        sa.Column("digest", sa.LargeBinary(32), nullable=False),
         sa.Column("role", sa.String(16), nullable=False),
         sa.Column("team_id", sa.String(64), nullable=False),
         sa.Column("user_id", sa.String(64), nullable=True),
@@ -74,7 +72,6 @@ def _create_keys() -> None:
         sa.Column("expires", sa.BigInteger, nullable=True),
         sa.Column("revoked", sa.BigInteger, nullable=True),
         sa.Column("disabled", sa.Boolean, nullable=False),
-        sa.Column("rotated_from", sa.String(64), nullable=True),
         sa.Column("models", sa.JSON, nullable=True),
         sa.Column("routes", sa.JSON, nullable=True),
         sa.Column("addresses", sa.JSON, nullable=True),
@@ -86,14 +83,30 @@ def _create_keys() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_keys"),
         sa.ForeignKeyConstraint(["team_id"], ["teams.id"], name="fk_keys_team_id"),
         sa.ForeignKeyConstraint(["user_id"], ["users.id"], name="fk_keys_user_id"),
-        sa.ForeignKeyConstraint(["rotated_from"], ["keys.id"], name="fk_keys_rotated_from"),
-        sa.UniqueConstraint("digest", name="uq_keys_digest"),
     )
     op.create_index("ix_keys_team_id", "keys", ["team_id"])
-    op.create_index("ix_keys_name", "keys", ["name"])
+    op.create_index(
+        "uq_keys_name_active",
+        "keys",
+        ["name"],
+        unique=True,
+        sqlite_where=sa.text("revoked IS NULL"),
+        postgresql_where=sa.text("revoked IS NULL"),
+    )
+    op.create_table(
+        "key_secrets",
+        sa.Column("digest", sa.LargeBinary(32), nullable=False),
+        sa.Column("key_id", sa.String(64), nullable=False),
+        sa.Column("prefix", sa.String(16), nullable=False),
+        sa.Column("created", sa.BigInteger, nullable=False),
+        sa.Column("expires", sa.BigInteger, nullable=True),
+        sa.PrimaryKeyConstraint("digest", name="pk_key_secrets"),
+        sa.ForeignKeyConstraint(["key_id"], ["keys.id"], name="fk_key_secrets_key_id"),
+    )
+    op.create_index("ix_key_secrets_key_id", "key_secrets", ["key_id"])
 
 
 def downgrade() -> None:
     """Drop them, what refers to others first."""
-    for table in ("keys", "users", "teams", "organisations", "changes", "settings"):
+    for table in ("key_secrets", "keys", "users", "teams", "organisations", "changes", "settings"):
         op.drop_table(table)
