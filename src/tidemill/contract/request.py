@@ -144,6 +144,20 @@ class RequestTimings(msgspec.Struct, frozen=True, array_like=True):
     finished: float
     preemptions: int = 0
 
+    def together(self, other: RequestTimings) -> RequestTimings:
+        """Of several choices: from the first to come to the last to end. 0.0: it never came."""
+        return RequestTimings(
+            min(self.received, other.received),
+            _earlier(self.first_scheduled, other.first_scheduled),
+            _earlier(self.first_token, other.first_token),
+            max(self.finished, other.finished),
+            self.preemptions + other.preemptions,
+        )
+
+
+def _earlier(one: float, other: float) -> float:
+    return min(one, other) if one and other else one or other
+
 
 class ChoiceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """The output of one step (or the end) for one choice of one request.

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidemill.base.errors import TidemillError
 from tidemill.server.access.auth import AuthMiddleware, principal_of, require
+from tidemill.server.access.keys import Role
 from tidemill.server.access.security import Security
 from tidemill.server.admin import health, rollouts
 from tidemill.server.admin import models as admin_models
@@ -128,7 +129,19 @@ def build_app(
 
     names = cache(lambda: field_names(document()))
     plain = PlainPath(protected, signs.dialect_of)
-    return AccessLogMiddleware(plain, context.metrics, pattern_of, names)
+    if context.recording is not None:
+        context.recording.routes = _recorded(dialects)
+    return AccessLogMiddleware(plain, context.metrics, pattern_of, names, context.recording)
+
+
+def _recorded(dialects: Sequence[Dialect]) -> frozenset[str]:
+    """Patterns of the routes that ask a model for something."""
+    return frozenset(
+        endpoint.path
+        for dialect in dialects
+        for endpoint in dialect.endpoints
+        if endpoint.method == "POST" and Role.USER in endpoint.roles
+    )
 
 
 Headers = Iterable[tuple[bytes, bytes]]

@@ -17,6 +17,7 @@ from tidemill.server.host.host import ModelHost
 if TYPE_CHECKING:
     from tidemill.server.host.manager import ModelManager
     from tidemill.server.host.versions import Versions
+    from tidemill.server.recording import Recording
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class ServerContext:
         manager: changes which models there are; None: they stay.
         bodies: bound on the memory of request bodies.
         shared: bounds on what requests to all models hold.
+        recording: makes a record of each request; None: nobody reads them.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -44,6 +46,7 @@ class ServerContext:
     bodies: Bodies = field(init=False)
     shared: SharedBounds = field(init=False)
     manager: ModelManager | None = None
+    recording: Recording | None = None
     _kept: dict[object, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -21,9 +21,11 @@ from tidemill.server.host.answer import Format, write_stream, write_whole
 from tidemill.server.host.begin import begin_generation
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel, check_is_model
+from tidemill.server.recording import Ends, record_until
 from tidemill.server.transport.framing import SSE, Framing
 from tidemill.server.transport.sink import AsgiSink, Sink
 from tidemill.server.transport.stream import while_connected
+from tidemill.telemetry.record import Operation
 
 log = get_logger(__name__)
 
@@ -65,6 +67,7 @@ class GeneratedAnswer(Response):
         super().__init__()
         context.host.find(model)  # a wrong name fails before anything else
         context.shared.check_choices(asked.num_choices)  # before the work of so many
+        request.state.operation, request.state.streamed = Operation.GENERATE, framing is not None
         self._context = context
         self._request = request
         self._model = model
@@ -111,6 +114,10 @@ class GeneratedAnswer(Response):
 
         stream, start = await resumed(self._context, self._request, self._id, self.write_detached)
         await stream.serve(receive, send, start)
+
+    def record_until(self, background: Ends) -> None:
+        """The request has ended only when what it runs in the background has."""
+        record_until(self._request, background)
 
     async def write_detached(self, sink: Sink) -> None:
         """`write` for a reader who may come late: what is raised is written first.
@@ -183,6 +190,7 @@ class ModelAnswer(Response):
     ) -> None:
         super().__init__()
         context.host.find(model)
+        request.state.operation = Operation.COUNT  # unless it computes something
         self._context = context
         self._request = request
         self._model = model

@@ -15,8 +15,10 @@ from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.respond import RESUMING
 from tidemill.server.errors import reject
+from tidemill.server.recording import record_until
 from tidemill.server.transport.detached import Detached, Work
 from tidemill.server.transport.stream import KEEP_ALIVE_SECONDS
+from tidemill.telemetry.record import Operation
 
 HEADER, LAST = RESUMING
 
@@ -107,11 +109,13 @@ async def resumed(
     streams, owner = context.kept(Resumable), principal_of(request).client_id
     last = request.headers.get(LAST)
     if last:
+        request.state.operation = Operation.RESUME
         return streams.find(owner, last)
     wanted = request.headers.get(HEADER, "").strip().lower()
     if wanted not in ("true", "1"):
         raise bad_request("X-Resumable-Stream", "X-Resumable-Stream must be true or absent")
     stream = streams.begin(owner, identity, work)
+    record_until(request, stream)
     try:
         await stream.settled(KEEP_ALIVE_SECONDS)
     except BaseException:

@@ -23,6 +23,7 @@ from tidemill.server.context import ServerContext
 from tidemill.server.host.pace import LOOP
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.vectors import Vectors
+from tidemill.telemetry.record import Operation
 
 if TYPE_CHECKING:
     from tidemill.text.pooled import Float32
@@ -126,6 +127,7 @@ async def embed(
     _prepared(request, prepared)
     length = asked.dimensions or model.info.hidden_size
     run = Vectors(model, prepared, _size(context, asked, length, form))
+    request.state.operation, request.state.generation = Operation.EMBED, run
     pooled = await run.run()
     return Embedded(
         run.prompt_tokens, run.cached_tokens, length, prepared.cut, model, pooled, asked.dimensions
@@ -137,6 +139,7 @@ async def score_pairs(request: Request, model: ServedModel, asked: ScoreRequest)
     prepared = await prepare_scores(model, asked, LOOP)
     _prepared(request, prepared)
     run = Vectors(model, prepared)
+    request.state.operation, request.state.generation = Operation.SCORE, run
     values = scores_of(model, asked, await run.run())
     return Scored(values, run.prompt_tokens, run.cached_tokens, prepared.cut)
 

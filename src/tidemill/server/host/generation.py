@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.contract.request import ChoiceOutput, FinishReason
+from tidemill.contract.request import ChoiceOutput, FinishReason, RequestTimings
 from tidemill.generation.choices import TOOL_CALLS, ChoiceDelta, PromptChoices
 from tidemill.generation.prepare import Prepared
 from tidemill.server.admission.answers import answer_size, check_answer
@@ -28,6 +28,12 @@ class Generation(Protocol):
 
     request_id: str
     prepared: Prepared
+    admitted: bool
+    """It has been given to what answers it."""
+    finish_reasons: list[str]
+    """Of the choices that have ended, in that order."""
+    timings: RequestTimings | None
+    """Of the choices that have ended, as the engine told them."""
 
     @property
     def num_choices(self) -> int:
@@ -75,6 +81,7 @@ class EngineGeneration:
 
     Attributes:
         request_id, prepared: as given.
+        admitted, finish_reasons, timings: see `Generation`.
         completion_tokens, cached_tokens: usage so far; a prompt counts once whatever the number of
             choices; cached tokens are those that no choice had to compute.
     """
@@ -90,6 +97,9 @@ class EngineGeneration:
     ) -> None:
         self.request_id = request_id
         self.prepared = prepared
+        self.admitted = False
+        self.finish_reasons: list[str] = []
+        self.timings: RequestTimings | None = None
         self._model = model
         self._metrics = model.metrics
         count = len(prepared.prompts)
@@ -144,6 +154,7 @@ class EngineGeneration:
         ticket = self._model.admission.admit(
             prepared.request.caller, prepared.prompts, prepared.sampling, self._size
         )
+        self.admitted = True
         observer = self._model.observe()
         reason = FinishReason.CANCELLED.value
         try:
@@ -202,6 +213,10 @@ class EngineGeneration:
             self._metrics.malformed_tool_calls.inc(len(delta.errors))
         if delta.finish is not None:
             self._open -= 1
+            self.finish_reasons.append(delta.finish)
+        if output.timings is not None:
+            before = self.timings
+            self.timings = output.timings if before is None else before.together(output.timings)
         if delta.stopped_here:
             self._model.client.cancel(self._ids[prompt], output.choice, FinishReason.STOP.value)
         return delta

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.ids import new_id
-from tidemill.contract.request import ChoiceOutput, FinishReason, exception_of
+from tidemill.contract.request import ChoiceOutput, FinishReason, RequestTimings, exception_of
 from tidemill.generation.pace import slices
 from tidemill.generation.vectors import NO_SAMPLING, PreparedInputs
 from tidemill.server.admission.answers import NOTHING_HELD, AnswerSize
@@ -27,7 +27,16 @@ class Vectors:
 
     Attributes:
         prompt_tokens, cached_tokens: usage, complete after `run`.
+        admitted: the inputs have been given to the engine.
+        finished: every vector is there.
+        num_choices: inputs.
+        finish_reasons: none: nothing is generated.
+        timings: of the inputs together, as the engine told them.
     """
+
+    completion_tokens = 0
+    reasoning_tokens = 0
+    finish_reasons: Sequence[str] = ()
 
     def __init__(
         self,
@@ -37,6 +46,10 @@ class Vectors:
     ) -> None:
         self.prompt_tokens = prepared.prompt_tokens
         self.cached_tokens = 0
+        self.admitted = False
+        self.finished = False
+        self.num_choices = len(prepared.inputs)
+        self.timings: RequestTimings | None = None
         self._model = model
         self._prepared = prepared
         self._size = size
@@ -54,6 +67,7 @@ class Vectors:
         ticket = self._model.admission.admit(
             self._prepared.caller, prompts, [NO_SAMPLING] * count, self._size
         )
+        self.admitted = True
         observer = self._model.observe()
         reason = FinishReason.CANCELLED.value
         try:
@@ -67,6 +81,7 @@ class Vectors:
                 ticket.progress(i, 0)
                 ticket.end_choice(i)
             reason = FinishReason.STOP.value
+            self.finished = True
             return found
         except TidemillError as error:
             reason = error.kind.value
@@ -91,6 +106,9 @@ class Vectors:
             if output.finish_reason is None:
                 continue
             self._open.pop(output.request_id, None)
+            if output.timings is not None:
+                before = self.timings
+                self.timings = output.timings if before is None else before.together(output.timings)
             if output.finish_reason is FinishReason.ERROR:
                 raise exception_of(output.error)
             if output.finish_reason is FinishReason.CANCELLED:

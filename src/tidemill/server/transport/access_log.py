@@ -6,7 +6,7 @@ import logging
 import re
 import string
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +19,9 @@ from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.access.auth import PROBES, by_address
 from tidemill.server.errors import Problem
 from tidemill.server.transport.turns import next_turn
+
+if TYPE_CHECKING:
+    from tidemill.server.recording import Recording
 
 log = get_logger(__name__)
 
@@ -55,6 +58,8 @@ class AccessLogMiddleware:
         pattern_of: maps a path to its route's pattern, or None; for requests that were
             answered before routing.
         field_names: all field names that the API declares.
+        recording: makes a record of each request that asks a model for something; None: nobody
+            reads them.
     """
 
     def __init__(
@@ -63,12 +68,14 @@ class AccessLogMiddleware:
         metrics: ServerMetrics,
         pattern_of: Callable[[str], str | None] = lambda path: None,
         field_names: Callable[[], Collection[str]] = frozenset,
+        recording: Recording | None = None,
     ) -> None:
         self.app = app
         self._metrics = metrics
         self._pattern_of = pattern_of
         self._field_names = field_names
         self._heap_trimmer = HeapTrimmer()
+        self._recording = recording
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -81,7 +88,9 @@ class AccessLogMiddleware:
         method, began, status = scope["method"], monotonic(), 0
         if method == "HEAD":
             scope = {**scope, "method": "GET"}
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        record = None if self._recording is None else self._recording.begin(state)
 
         async def with_id(message: Message) -> None:
             nonlocal status
@@ -96,6 +105,9 @@ class AccessLogMiddleware:
                 if further := scope["state"].get("id_header"):
                     headers[further] = request_id
                 self._metrics.on_response(status)
+            elif record is not None and not message.get("more_body", False):
+                # Before the last byte: what a client has whole has been recorded.
+                record.close(status, self._route(scope))
             await send(message)
 
         try:
@@ -105,12 +117,17 @@ class AccessLogMiddleware:
             if not status:
                 raise
         finally:
+            if record is not None:
+                record.close(status or CLIENT_CLOSED_REQUEST, self._route(scope))
             self._heap_trimmer.done()
             self._log(scope, method, status or CLIENT_CLOSED_REQUEST, monotonic() - began)
 
+    def _route(self, scope: Scope) -> str | None:
+        return scope["state"].get("route") or self._pattern_of(scope["path"])
+
     def _log(self, scope: Scope, method: str, status: int, seconds: float) -> None:
         state = scope["state"]
-        path = state.get("route") or self._pattern_of(scope["path"]) or "unknown route"
+        path = self._route(scope) or "unknown route"
         level = logging.DEBUG if path in _QUIET and status < 400 else logging.INFO
         if not log.isEnabledFor(level):
             return

@@ -60,6 +60,11 @@ class Detached:
             self.ended_at = monotonic()
             self.log.end()
 
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once when it has ended, however it ends. It has been started."""
+        assert self._task is not None
+        self._task.add_done_callback(lambda _: callback())
+
     async def settled(self, seconds: float) -> None:
         """Wait for the first event or the end, at most so long.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.log import get_logger
-from tidemill.contract.request import FinishReason
+from tidemill.contract.request import FinishReason, RequestTimings
 from tidemill.contract.resolve import ContextLengthError
 from tidemill.generation.choices import ChoiceDelta
 from tidemill.generation.request import GenerateRequest
@@ -64,6 +64,9 @@ class PipelineGeneration:
         self.request_id = request_id
         self.prepared = prepared_of(asked)
         self.finished = False
+        self.admitted = False
+        self.finish_reasons: list[str] = []
+        self.timings: RequestTimings | None = None  # its calls have their own
         self._pipeline = pipeline
         self._conversation = conversation_of(pipeline.name, asked)
         self._streamed = streamed
@@ -113,6 +116,7 @@ class PipelineGeneration:
         served, asked = self._pipeline.served, self.prepared.request
         size = AnswerSize(per_token=0 if self._streamed else 1)  # counted in bytes of text
         ticket = served.admission.admit(asked.caller, [()], self.prepared.sampling, size)
+        self.admitted = True
         observer = served.metrics.start()
         reason, taken, counted, first = FinishReason.CANCELLED.value, 0, 0, True
         process: PipelineProcess | None = None
@@ -127,6 +131,7 @@ class PipelineGeneration:
                 text = event.text if isinstance(event, Text) else ""
                 if isinstance(event, Ended):
                     self.finished, reason = True, FinishReason.STOP.value
+                    self.finish_reasons.append(reason)
                 elif not isinstance(event, Text):
                     raise self._error(event)
                 length = len(text.encode())

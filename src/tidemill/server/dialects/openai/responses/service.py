@@ -183,6 +183,7 @@ class Service:
         self.keep(entry)
         self._runs[entry.id] = run
         run.stream.start(lambda sink: self._generate(run, sink, answer, ending))
+        answer.record_until(run.stream)
         return run
 
     async def _generate(

@@ -1,0 +1,212 @@
+"""Makes the record of each request, once, when the request and what it began have ended.
+
+The outermost middleware opens and closes it; in between, the answer leaves what it measured in the
+request's state. A generation that goes on without its request holds the record open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.requests import Request
+
+from tidemill.base.clock import monotonic, wall
+from tidemill.contract.prices import Prices
+from tidemill.telemetry.record import Operation, Outcome, RequestRecord
+
+if TYPE_CHECKING:
+    from tidemill.contract.request import RequestTimings
+    from tidemill.server.access.auth import Principal
+    from tidemill.server.errors import Problem
+
+Sink = Callable[[RequestRecord], None]
+State = dict[str, Any]
+
+_DEADLINE = 408
+_CLIENT_CLOSED = 499
+_SERVER_ERROR = 500
+
+
+class Measured(Protocol):
+    """What was computed for a request: a generation, or vectors.
+
+    Attributes:
+        admitted: it was given to the engine.
+        finished: all of it has been computed.
+        finish_reasons: of the choices that ended.
+        timings: of its choices together, where the engine told them.
+    """
+
+    admitted: bool
+    finish_reasons: Sequence[str]
+    timings: RequestTimings | None
+
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def num_choices(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def reasoning_tokens(self) -> int: ...
+
+
+class Ends(Protocol):
+    """Something in the background that ends."""
+
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Call it once when it has ended, however it ends."""
+
+
+class Recording:
+    """Makes records.
+
+    Args:
+        sink: takes each record; it neither blocks nor raises.
+        prices: what tokens cost.
+        routes: patterns of the routes whose requests are recorded.
+    """
+
+    def __init__(self, sink: Sink, prices: Prices, routes: Collection[str] = ()) -> None:
+        self.sink = sink
+        self.prices = prices
+        self.routes = frozenset(routes)
+
+    def begin(self, state: State) -> OpenRecord:
+        """A request has arrived; `state` is its ASGI state."""
+        record = state["record"] = OpenRecord(self, state)
+        return record
+
+
+class OpenRecord:
+    """The record of a request that has not ended."""
+
+    __slots__ = ("_at", "_began", "_holders", "_recording", "_route", "_state", "_status")
+
+    def __init__(self, recording: Recording, state: State) -> None:
+        self._recording = recording
+        self._state = state
+        self._at = wall()
+        self._began = monotonic()
+        self._holders = 1
+        self._status = 0
+        self._route = ""
+
+    def hold(self) -> Callable[[], None]:
+        """Keep it open until what is returned is called."""
+        self._holders += 1
+        return self._release
+
+    def close(self, status: int, route: str | None) -> None:
+        """The request has ended, or its last byte is about to be sent.
+
+        Args:
+            status: of the response.
+            route: pattern of its route; None: unknown.
+        """
+        if self._status:
+            return
+        self._status, self._route = status, route or ""
+        self._release()
+
+    def _release(self) -> None:
+        self._holders -= 1
+        if not self._holders and self._wanted():
+            self._recording.sink(self._made())
+
+    def _wanted(self) -> bool:
+        if self._route not in self._recording.routes:
+            return False
+        # What neither asked a model for anything nor was refused: a look at a model's description.
+        return "operation" in self._state or self._status >= 400
+
+    def _made(self) -> RequestRecord:
+        state = self._state
+        principal: Principal | None = state.get("principal")
+        problem: Problem | None = state.get("problem")
+        measured: Measured | None = state.get("generation")
+        name: str = state.get("model") or ""
+        model, _, version = name.partition("@")
+        outcome = _outcome(measured, problem, self._status)
+        prompt = cached = generated = reasoning = choices = 0
+        finish, charged, cost = "", False, None
+        times: tuple[int | None, int | None, int | None] = (None, None, None)
+        if measured is not None and measured.admitted:
+            prompt, cached = measured.prompt_tokens, measured.cached_tokens
+            generated, reasoning = measured.completion_tokens, measured.reasoning_tokens
+            choices = measured.num_choices
+            finish = ",".join(dict.fromkeys(measured.finish_reasons))
+            charged = outcome in (Outcome.FINISHED, Outcome.CANCELLED)
+            if charged and self._recording.prices:
+                cost = self._recording.prices.cost(name, prompt, cached, generated)
+            if measured.timings is not None:
+                times = _times(measured.timings)
+        return RequestRecord(
+            id=state["request_id"],
+            at=int(self._at * 1000),
+            duration=_microseconds(monotonic() - self._began),
+            organisation=getattr(principal, "organisation", ""),
+            team=getattr(principal, "team", ""),
+            key=getattr(principal, "key_id", ""),
+            user=getattr(principal, "user", ""),
+            client="" if principal is None else principal.client_id,
+            route=self._route,
+            operation=state.get("operation", Operation.NONE),
+            model=model,
+            version=version,
+            prompt=prompt,
+            cached=cached,
+            generated=generated,
+            reasoning=reasoning,
+            choices=choices,
+            outcome=outcome,
+            finish=finish,
+            status=self._status,
+            code="" if problem is None else problem.code or "error",
+            streamed=state.get("streamed", False),
+            charged=charged,
+            cost=cost,
+            queued=times[0],
+            prefill=times[1],
+            decode=times[2],
+        )
+
+
+def record_until(request: Request, background: Ends) -> None:
+    """The record of a request stays open until `background` has ended."""
+    record: OpenRecord | None = getattr(request.state, "record", None)
+    if record is not None:
+        background.on_end(record.hold())
+
+
+def _outcome(measured: Measured | None, problem: Problem | None, status: int) -> Outcome:
+    if problem is not None:
+        if problem.status >= _SERVER_ERROR:
+            return Outcome.FAILED
+        began = measured is not None and measured.admitted
+        late = problem.status == _DEADLINE and began
+        return Outcome.CANCELLED if late else Outcome.REFUSED
+    if measured is not None:
+        return Outcome.FINISHED if measured.finished else Outcome.CANCELLED
+    if status == _CLIENT_CLOSED:
+        return Outcome.CANCELLED
+    return Outcome.FINISHED if status < 400 else Outcome.REFUSED
+
+
+def _times(timings: RequestTimings) -> tuple[int | None, int | None, int | None]:
+    """Queued, prefill and decode; of what ended before a milestone, the rest is None."""
+    scheduled, first, end = timings.first_scheduled, timings.first_token, timings.finished
+    queued = _microseconds((scheduled or end) - timings.received)
+    if not scheduled:
+        return queued, None, None
+    prefill = _microseconds((first or end) - scheduled)
+    return queued, prefill, _microseconds(end - first) if first else None
+
+
+def _microseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))
