@@ -92,15 +92,17 @@ class Handle {
       output = step_->take();
     }
     layer_hidden_ = write_layer_hidden(output);
+    candidates_ = write_candidates(output);
     return write_output(std::move(output), vocab_);
   }
   // After `result`.
   nb::object layer_hidden() const { return layer_hidden_; }
+  nb::object candidates() const { return candidates_; }
 
  private:
   std::shared_ptr<Step> step_;
   int64_t vocab_;
-  nb::object layer_hidden_ = nb::none();
+  nb::object layer_hidden_ = nb::none(), candidates_ = nb::none();
 };
 
 void bind_config(nb::module_& m) {
@@ -176,7 +178,8 @@ void bind_executor(nb::module_& m) {
       .def("set_mask", &Handle::set_mask, "row"_a, "draft"_a, "bits"_a)
       .def("done", &Handle::done, "seconds"_a = 0.0)
       .def("result", &Handle::result)
-      .def("layer_hidden", &Handle::layer_hidden);
+      .def("layer_hidden", &Handle::layer_hidden)
+      .def("candidates", &Handle::candidates);
 
   nb::class_<Executor>(m, "Executor")
       .def(nb::init<int, const std::string&, bool>(), "threads"_a, "isa"_a, "float32_compute"_a)

@@ -92,6 +92,9 @@ SamplingInput read_sampling(nb::handle s) {
   in.history_start = read<int32_t>(s, "history_start");
   in.history = read<int32_t>(s, "history");
   in.history_prompt = read<int32_t>(s, "history_prompt");
+  if (const nb::object beams = nb::getattr(s, "candidates", nb::none()); !beams.is_none()) {
+    in.candidates = read<int32_t>(s, "candidates");
+  }
   return in;
 }
 
@@ -136,6 +139,15 @@ nb::object write_layer_hidden(StepOutput& out) {
   const auto rows = static_cast<size_t>(out.hidden_rows);
   const size_t width = out.layer_hidden.size() / (layers * rows);
   return to_numpy(std::move(out.layer_hidden), {layers, rows, width});
+}
+
+nb::object write_candidates(StepOutput& out) {
+  Candidates& found = out.candidates;
+  if (found.rows == 0) return nb::none();
+  const auto rows = static_cast<size_t>(found.rows), width = static_cast<size_t>(found.width);
+  return nb::make_tuple(to_numpy(std::move(found.ids), {rows, width}),
+                        to_numpy(std::move(found.scores), {rows, width}),
+                        to_numpy(std::move(found.logprobs), {rows, width}));
 }
 
 nb::tuple write_output(StepOutput&& out, int64_t vocab) {

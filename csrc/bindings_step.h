@@ -14,5 +14,7 @@ SamplingInput read_sampling(nanobind::handle sampling);
 nanobind::tuple write_output(StepOutput&& output, int64_t vocab);
 // float32 [layers, tokens, hidden], or None.
 nanobind::object write_layer_hidden(StepOutput& output);
+// (ids, scores, logprobs), or None.
+nanobind::object write_candidates(StepOutput& output);
 
 }  // namespace tidemill

@@ -26,6 +26,7 @@ set(TIDEMILL_CORE_SOURCES
   model/step_context.cpp
   model/step_kv.cpp
   model/weights.cpp
+  sample/candidates.cpp
   sample/exp_row.cpp
   sample/filters.cpp
   sample/logprobs.cpp

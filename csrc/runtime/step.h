@@ -21,6 +21,7 @@ struct SamplingInput {
   std::vector<int32_t> bias_start, bias_id;
   std::vector<float> bias_value;
   std::vector<int32_t> history_start, history, history_prompt;
+  std::vector<int32_t> candidates;  // per row; empty: no row is a beam
 
   int64_t rows() const { return static_cast<int64_t>(temperature.size()); }
 };
@@ -82,9 +83,17 @@ struct Logprobs {
   std::vector<float> values;
 };
 
+// The most likely tokens of `rows` rows, best first: [rows, width]; ids are -1 beyond a row's last one.
+struct Candidates {
+  int64_t rows = 0, width = 0;
+  std::vector<int32_t> ids;
+  std::vector<float> scores, logprobs;
+};
+
 struct StepOutput {
   std::vector<int32_t> sampled;
   Logprobs logprobs, targets;
+  Candidates candidates;
   int64_t logit_rows = 0;
   std::vector<float> logits;
   int64_t hidden_rows = 0;

@@ -36,6 +36,15 @@ int32_t Sampler::sample(const SamplingInput& in, const SampleRow& row, float* lo
   return draw(in, s, logits, max);
 }
 
+int32_t Sampler::adjust(const SamplingInput& in, const SampleRow& row, float* logits) {
+  if (!row_usable(logits, vocab_)) return kLogitsNotFinite;
+  if (row.mask != nullptr) apply_mask(row.mask, logits);
+  apply_bias(in, row.index, logits);
+  apply_penalties(in, row, logits);
+  if (!row_usable(logits, vocab_)) return kLogitsNotFinite;
+  return max_of(logits, vocab_) == -kInfinity ? kNoTokenLeft : 0;
+}
+
 void Sampler::apply_mask(const uint8_t* mask, float* logits) const {
   for (int64_t byte = 0; byte * 8 < vocab_; ++byte) {
     if (mask[byte] == 0xff) continue;

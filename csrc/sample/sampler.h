@@ -24,6 +24,9 @@ class Sampler {
   // Returns the token of a row, kNoTokenLeft or kLogitsNotFinite. Modifies `logits` [vocab] in place.
   int32_t sample(const SamplingInput& in, const SampleRow& row, float* logits);
 
+  // Applies mask, bias and penalties. Returns 0, kNoTokenLeft or kLogitsNotFinite.
+  int32_t adjust(const SamplingInput& in, const SampleRow& row, float* logits);
+
  private:
   void apply_mask(const uint8_t* mask, float* logits) const;
   bool apply_bias(const SamplingInput& in, int64_t s, float* logits) const;

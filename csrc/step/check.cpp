@@ -164,6 +164,7 @@ void check_sampling(const StepInput& step, int64_t vocab) {
   require_size(s.position, rows, "sampling.position");
   require_size(s.num_logprobs, rows, "sampling.num_logprobs");
   require_size(s.history_prompt, rows, "sampling.history_prompt");
+  if (!s.candidates.empty()) require_size(s.candidates, rows, "sampling.candidates");
   for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
     require(s.temperature[r] >= 0.0f && std::isfinite(s.temperature[r]), "sampling.temperature",
             "must be finite and not negative");

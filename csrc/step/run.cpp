@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "runtime/error.h"
+#include "sample/candidates.h"
 #include "sample/logprobs.h"
 
 namespace tidemill {
@@ -171,6 +172,10 @@ void StepRunner::sample_all(const StepInput& step, MaskBoard& masks, StepOutput&
   const auto& wanted = step.sampling.num_logprobs;
   const int32_t width = wanted.empty() ? -1 : *std::max_element(wanted.begin(), wanted.end());
   if (width >= 0) start_logprobs(out.logprobs, static_cast<int64_t>(count), width);
+  if (const auto& beams = step.sampling.candidates; !beams.empty()) {
+    start_candidates(out.candidates, static_cast<int64_t>(count),
+                     *std::max_element(beams.begin(), beams.end()));
+  }
   size_t left = count;
   for (int64_t seen = 0; left > 0; seen = masks.wait_for_more(seen)) {
     ready_.clear();
@@ -201,15 +206,20 @@ void StepRunner::sample_row(const StepInput& step, StepOutput& out, int64_t i, i
   const Pending& p = pending_[static_cast<size_t>(s)];
   const int32_t alternatives = step.sampling.num_logprobs[static_cast<size_t>(s)];
   float* const raw = sample_logits_.data() + s * model_.vocab;
-  float* work = raw;
-  if (alternatives >= 0) {  // logprobs are of the raw logits, so sample from a copy
-    work = copies_.data() + thread * model_.vocab;
+  const auto& beams = step.sampling.candidates;
+  const bool beam = !beams.empty() && beams[static_cast<size_t>(s)] > 0;
+  // Logprobs are of the raw logits, so sample from a copy.
+  float* const work = alternatives >= 0 || beam ? copies_.data() + thread * model_.vocab : raw;
+  if (work != raw && !beam) {
     std::memcpy(work, raw, static_cast<size_t>(model_.vocab) * sizeof(float));
   }
   int32_t token = p.inherited;
   if (token == 0) {
-    token = samplers_[static_cast<size_t>(thread)]->sample(step.sampling, {s, p.future_token, mask},
-                                                           work);
+    Sampler& sampler = *samplers_[static_cast<size_t>(thread)];
+    const SampleRow row{s, p.future_token, mask};
+    token = beam ? fill_candidates(kernels_, sampler, step.sampling, row, raw, model_.vocab, work,
+                                   out.candidates)
+                 : sampler.sample(step.sampling, row, work);
   }
   out.sampled[static_cast<size_t>(s)] = token;
   if (alternatives >= 0) {

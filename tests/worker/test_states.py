@@ -36,6 +36,15 @@ def test_steps_read_what_the_one_before_wrote() -> None:
     assert len(table) == 1 and table.advance(8, 0, 1) == (-1, 0)
 
 
+def test_a_fork_reads_the_state_of_the_other_sequence() -> None:
+    table = StateTable(3)
+    table.advance(7, 0, 5)
+    assert table.advance(8, 5, 6, fork_of=7) == (0, 2)  # before its row,
+    assert table.advance(7, 5, 6) == (0, 1)
+    assert table.advance(9, 5, 6, fork_of=7) == (0, 4)  # and after it
+    assert table.advance(9, 6, 7, fork_of=7) == (4, 5)  # then it has its own
+
+
 def _driver() -> BackendDriver:
     return BackendDriver(native.load(SPEC, make_tensors(SPEC), options()))
 

@@ -99,6 +99,8 @@ class SamplingInputs:
             it and the backend counts it as generated.
         history: int32.
         history_prompt: int32 [S]; number of the history's tokens that are the prompt.
+        candidates: int32 [S]; rows above 0 are beams: they return so many candidates instead of
+            sampling (`CandidateArrays`). None: no row is a beam.
     """
 
     temperature: Float32
@@ -118,6 +120,7 @@ class SamplingInputs:
     history_start: Int32
     history: Int32
     history_prompt: Int32
+    candidates: Int32 | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +229,23 @@ class LogprobArrays:
 
 
 @dataclass(slots=True)
+class CandidateArrays:
+    """The most likely tokens of S sampling rows, best first (ties: the lowest id first).
+
+    Attributes:
+        ids: int32 [S, K], where K is the largest number that a row of the step requests; -1 beyond
+            a row's last candidate. A banned token is no candidate.
+        scores: float32 [S, K]: the log-softmax of the raw logits, to which mask, bias and penalties
+            are applied, without normalizing again.
+        logprobs: float32 [S, K], of the raw logits.
+    """
+
+    ids: Int32
+    scores: Float32
+    logprobs: Float32
+
+
+@dataclass(slots=True)
 class StepOutputs:
     """Results of a step.
 
@@ -238,6 +258,7 @@ class StepOutputs:
             not loaded yet.
         hidden: float32 [H, hidden_size], in row order (LAST: one, ALL: each token), or None.
         layer_hidden: float32 [hidden_layers, H, hidden_size], or None.
+        candidates: of the S sampling rows, or None. A beam's `sampled` is its best candidate.
     """
 
     sampled: Int32
@@ -247,6 +268,7 @@ class StepOutputs:
     seconds: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     hidden: Float32 | None = None
     layer_hidden: Float32 | None = None
+    candidates: CandidateArrays | None = None
 
 
 class StepHandle(Protocol):

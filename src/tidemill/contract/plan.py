@@ -42,6 +42,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         adapter: adapter name or None.
         pooling: its vector is returned with the row that computes its last token; it samples
             nothing.
+        candidates: above 0 it is a beam: its sampling rows return so many candidates instead of a
+            token. The token that it continues with comes as a known one.
     """
 
     seq_id: int
@@ -54,6 +56,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     program: OutputProgram = OutputProgram()
     adapter: str | None = None
     pooling: Pooling | None = None
+    candidates: int = 0
 
 
 class EmbeddingOverride(msgspec.Struct, frozen=True):
@@ -97,6 +100,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         draft_token_ids: draft tokens verified after the known ones.
         state_from: of a recurrent model, the snapshot that the row starts from, where its sequence
             has no state yet; -1 for none.
+        fork_of: of a recurrent model, the sequence whose state before `start` the row starts from,
+            where its own has none; -1 for none.
         snapshots: positions within the row (behind its first token), ascending, at which the state
             is kept, and the snapshot each goes to.
         logits: which logits are computed. Any row that samples has LAST; prompt logprobs take ALL.
@@ -117,6 +122,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layers: LayerRange | None = None
     draft_token_ids: tuple[int, ...] = ()
     state_from: int = -1
+    fork_of: int = -1
     snapshots: tuple[tuple[int, int], ...] = ()
     logits: LogitsWanted = LogitsWanted.NONE
     sample: bool = False
@@ -159,6 +165,20 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(row.count + len(row.draft_token_ids) for row in self.rows)
 
 
+class Candidate(msgspec.Struct, frozen=True, array_like=True):
+    """A token that a beam may continue with.
+
+    Attributes:
+        token_id: the token.
+        score: what it adds to the beam's score: its logprob after bans, bias and penalties.
+        logprob: under the raw logits.
+    """
+
+    token_id: int
+    score: float
+    logprob: float
+
+
 class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result of a row.
 
@@ -171,6 +191,8 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         hidden_states: name -> float32 bytes, row-major [count, hidden_size]; none yet, as no row
             may have them returned.
         pooled: float32 bytes: the vector of a sequence with `pooling`, once it is whole.
+        candidates: of a beam's sampling row, best first; none if the mask or bans left no token.
+            `logprobs` then has one entry, whose `top` holds for each of them.
         error: the row failed alone; the sequence ends with it.
         error_kind, error_param: the kind (`ErrorKind`) and field of that error.
     """
@@ -181,6 +203,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     hidden_states: dict[str, bytes] = {}
     pooled: bytes = b""
+    candidates: tuple[Candidate, ...] = ()
     error: str | None = None
     error_kind: str = "internal"
     error_param: str | None = None

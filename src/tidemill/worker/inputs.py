@@ -221,7 +221,7 @@ class InputBuilder:
         if self._states is not None:
             advance = self._states.advance
             pairs = [
-                advance(row.seq_id, row.start, row.start + row.count, row.state_from)
+                advance(row.seq_id, row.start, row.start + row.count, row.state_from, row.fork_of)
                 for row in rows
             ]
         return np.array(pairs, np.int32).reshape(-1, 2)
@@ -307,6 +307,7 @@ class InputBuilder:
             history_prompt=np.where(seqs.penalized[slots], seqs.prompt_len[slots], 0).astype(
                 np.int32
             ),
+            candidates=seqs.candidates[slots] if seqs.num_beams else None,
         )
 
     def _biases(self, slots: Int32, positions: Int32) -> tuple[Int32, Int32, NDArray[np.float32]]:

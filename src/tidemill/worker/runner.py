@@ -17,7 +17,14 @@ from tidemill.backends.base import (
     StepHandle,
     StepOutputs,
 )
-from tidemill.contract.plan import BlockCopy, RowResult, StepPlan, StepResult, StepTimings
+from tidemill.contract.plan import (
+    BlockCopy,
+    Candidate,
+    RowResult,
+    StepPlan,
+    StepResult,
+    StepTimings,
+)
 from tidemill.contract.request import TokenLogprob
 from tidemill.models.head import Head
 from tidemill.worker.inputs import InputBuilder, PreparedStep
@@ -25,9 +32,11 @@ from tidemill.worker.pooling import Pooler
 
 MAX_OUTSTANDING = 2
 
+NO_TOKEN = -1
+
 # What a negative sampled token means: (message, error kind).
 _SAMPLING_ERRORS = {
-    -1: (
+    NO_TOKEN: (
         "the output constraint leaves no token (a logit_bias of -100 bans one; are all banned?)",
         "bad_request",
     ),
@@ -154,10 +163,13 @@ def _result(step: PreparedStep, outputs: StepOutputs, pooled: dict[int, bytes]) 
     sampled = dict(zip(step.sampling.tolist(), outputs.sampled.tolist(), strict=True))
     order = {index: s for s, index in enumerate(sampled)}
     prompt = _prompt_logprobs(step, outputs.targets)
-    wanted = step.inputs.sampling.num_logprobs
+    wanted, beams = step.inputs.sampling.num_logprobs, step.inputs.sampling.candidates
     computed: dict[int, RowResult] = {}
     for i, row in enumerate(step.rows):
         token = sampled.get(i)
+        if token is not None and beams is not None and beams[order[i]]:
+            computed[row.seq_id] = _beam_result(row.seq_id, token, outputs, order[i], wanted)
+            continue
         if token is not None and token < 0:
             message, kind = _SAMPLING_ERRORS.get(token, _UNKNOWN_ERROR)
             computed[row.seq_id] = RowResult(seq_id=row.seq_id, error=message, error_kind=kind)
@@ -181,6 +193,25 @@ def _result(step: PreparedStep, outputs: StepOutputs, pooled: dict[int, bytes]) 
         )
     rows = tuple(step.refused.get(row.seq_id) or computed[row.seq_id] for row in step.plan.rows)
     return StepResult(step_id=step.plan.step_id, rows=rows, timings=StepTimings(*outputs.seconds))
+
+
+def _beam_result(
+    seq_id: int, best: int, outputs: StepOutputs, s: int, wanted: NDArray[np.int32]
+) -> RowResult:
+    """The result of sampling row `s`, a beam's."""
+    if best < 0 and best != NO_TOKEN:
+        message, kind = _SAMPLING_ERRORS.get(best, _UNKNOWN_ERROR)
+        return RowResult(seq_id=seq_id, error=message, error_kind=kind)
+    arrays = outputs.candidates
+    assert arrays is not None
+    count = int((arrays.ids[s] >= 0).sum())
+    columns = (arrays.ids, arrays.scores, arrays.logprobs)
+    found = zip(*(column[s, :count].tolist() for column in columns), strict=True)
+    logprobs = None
+    if count and outputs.logprobs is not None and wanted[s] >= 0:
+        logprobs = (_token_logprob(best, outputs.logprobs, s, int(wanted[s])),)
+    candidates = tuple(Candidate(*each) for each in found)
+    return RowResult(seq_id=seq_id, candidates=candidates, logprobs=logprobs)
 
 
 def _is_finite(vector: bytes) -> bool:

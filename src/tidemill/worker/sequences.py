@@ -46,6 +46,8 @@ class SequenceSlots:
         self.penalized = np.zeros(slots, bool)
         self.min_tokens = np.zeros(slots, np.int32)
         self.biased = np.zeros(slots, bool)
+        self.candidates = np.zeros(slots, np.int32)
+        self.num_beams = 0
         self.bias: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
         self.banned: dict[int, NDArray[np.int32]] = {}
         self.pooling: dict[int, Pooling] = {}
@@ -90,6 +92,8 @@ class SequenceSlots:
         self.num_logprobs[slot] = -1 if s.logprobs is None else s.logprobs
         self.prompt_logprobs[slot] = -1 if s.prompt_logprobs is None else s.prompt_logprobs
         self.penalized[slot] = s.penalized
+        self.candidates[slot] = new.candidates
+        self.num_beams += new.candidates > 0
         self._add_bias(slot, new)
         if new.pooling is not None:
             self.pooling[slot] = new.pooling
@@ -142,6 +146,8 @@ class SequenceSlots:
             return
         self.truncate_blocks(slot, 0)
         self.seq_id[slot] = -1
+        self.num_beams -= int(self.candidates[slot]) > 0
+        self.candidates[slot] = 0
         self.bias.pop(slot, None)
         self.banned.pop(slot, None)
         self.pooling.pop(slot, None)
@@ -166,5 +172,5 @@ class SequenceSlots:
 _NO_BIAS = (np.zeros(0, np.int32), np.zeros(0, np.float32))
 _COLUMNS = (
     *("table_len", "seq_id", "length", "prompt_len", "floats", "top_k", "seed", "choice"),
-    *("num_logprobs", "prompt_logprobs", "penalized", "min_tokens", "biased"),
+    *("num_logprobs", "prompt_logprobs", "penalized", "min_tokens", "biased", "candidates"),
 )

@@ -31,9 +31,12 @@ class StateTable:
         """The state index of a snapshot."""
         return self._snapshots + number
 
-    def advance(self, seq_id: int, start: int, end: int, source: int = EMPTY) -> tuple[int, int]:
+    def advance(
+        self, seq_id: int, start: int, end: int, source: int = EMPTY, fork_of: int = EMPTY
+    ) -> tuple[int, int]:
         """(state read, state written) of a row that computes positions start .. end - 1; `source`
-        is the snapshot of what stands before it, read where no state of its own covers that.
+        is the snapshot of what stands before it, and `fork_of` the sequence that has a state of
+        it: read where no state of its own covers that.
 
         Raises:
             RuntimeError: no state covers what stands before the row, or too many sequences run (a
@@ -51,6 +54,12 @@ class StateTable:
         if start not in covers and source != EMPTY:
             covers[:] = [end, EMPTY]
             return self.snapshot(source), first
+        if start not in covers and fork_of != EMPTY:
+            # Whether the other sequence's row stands before or after this one: it keeps what it
+            # reads.
+            read = STATES_PER_SEQUENCE * self._pair[fork_of] + self._covers[fork_of].index(start)
+            covers[:] = [end, EMPTY]
+            return read, first
         if start not in covers:
             raise RuntimeError(f"no recurrent state of sequence {seq_id} covers {start} tokens")
         read = covers.index(start)

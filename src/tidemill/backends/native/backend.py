@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tidemill.backends.base import (
     BackendMemory,
     BackendOptions,
+    CandidateArrays,
     ExportedBlocks,
     Int32,
     LogprobArrays,
@@ -63,6 +64,7 @@ class NativeHandle:
         and -2 where the logits are not finite."""
         if self._outputs is None:
             sampled, logprobs, targets, logits, seconds, hidden = self._core.result()
+            candidates = self._core.candidates()
             self._outputs = StepOutputs(
                 sampled,
                 None if logprobs is None else LogprobArrays(*logprobs),
@@ -71,6 +73,7 @@ class NativeHandle:
                 seconds,
                 hidden,
                 self._core.layer_hidden(),
+                None if candidates is None else CandidateArrays(*candidates),
             )
         return self._outputs
 

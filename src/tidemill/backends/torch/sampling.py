@@ -65,6 +65,17 @@ def _penalize(x: Float32, s: int, inputs: SamplingInputs, pending: int | None) -
     x[ids] -= inputs.frequency[s] * counts.astype(np.float32) + inputs.presence[s]
 
 
+def adjust(
+    x: Float32, s: int, inputs: SamplingInputs, mask: NDArray[np.bool_] | None, pending: int | None
+) -> None:
+    """Apply a row's bias, penalties and mask to float32 [vocab] in place; see `sample`."""
+    begin, end = inputs.bias_start[s], inputs.bias_start[s + 1]
+    np.add.at(x, inputs.bias_id[begin:end], inputs.bias_value[begin:end])
+    _penalize(x, s, inputs, pending)
+    if mask is not None:
+        x[~mask] = -np.inf
+
+
 def _keep(x: Float32, s: int, inputs: SamplingInputs) -> tuple[NDArray[np.int64], Float64]:
     scaled = x.astype(np.float64) / float(inputs.temperature[s])
     probabilities = np.exp(scaled - scaled.max())
@@ -101,11 +112,7 @@ def sample(
     if np.isnan(logits).any():
         return NOT_FINITE
     x = logits.copy()
-    begin, end = inputs.bias_start[s], inputs.bias_start[s + 1]
-    np.add.at(x, inputs.bias_id[begin:end], inputs.bias_value[begin:end])
-    _penalize(x, s, inputs, pending)
-    if mask is not None:
-        x[~mask] = -np.inf
+    adjust(x, s, inputs, mask, pending)
     if x.max() == -np.inf:
         return NO_TOKEN
     if inputs.temperature[s] == 0.0:

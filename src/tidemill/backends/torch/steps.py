@@ -24,7 +24,7 @@ from tidemill.backends.base import (
     StepOutputs,
     UInt8,
 )
-from tidemill.backends.torch import sampling
+from tidemill.backends.torch import candidates, sampling
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 
@@ -185,11 +185,16 @@ class StepThread:
         inputs = handle.inputs
         sampled: list[int] = []
         chosen_rows: list[NDArray[np.float32]] = []
+        beams: dict[int, candidates.Found | None] = {}
         for row in np.flatnonzero(inputs.sample).tolist():
             mask = handle.wait_mask(row, self._vocab_size()) if inputs.await_mask[row] else None
-            token = sampling.sample(
-                rows[row][-1], len(sampled), inputs.sampling, mask, pending.get(row)
-            )
+            s, wanted = len(sampled), inputs.sampling.candidates
+            args = (rows[row][-1], s, inputs.sampling, mask, pending.get(row))
+            if wanted is not None and wanted[s]:
+                beams[s] = candidates.find(*args)
+                token = candidates.token_of(beams[s])
+            else:
+                token = sampling.sample(*args)
             sampled.append(token)
             chosen_rows.append(rows[row][-1])
         widths = inputs.sampling.num_logprobs.tolist()
@@ -199,6 +204,7 @@ class StepThread:
             logprobs=_logprobs(sampled, chosen_rows, widths),
             targets=_logprobs(targets, target_rows, target_widths),
             logits=np.concatenate(rows) if inputs.return_logits and rows else None,
+            candidates=candidates.arrays(inputs.sampling, beams),
         )
 
     def _targets(
