@@ -79,7 +79,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         weight: of the tenant; twice the weight is twice the share.
         start_by: when its first token must be under computation at the latest, or None.
         pooling: the prompt is read and a vector of it returned; nothing is generated.
-        background: it may use only what no other request wants (sched/background.py); tenants share
+        background: it may use only what no other request wants (`sched.planning`); tenants share
             that among their background requests alone.
     """
 

@@ -124,7 +124,7 @@ def engine_request(
         adapter=adapter,
         tenant=caller.client,
         weight=caller.weight,
-        start_by=None if max_queue_time is None else arrival + max_queue_time,
+        start_by=None if max_queue_time is None or caller.background else arrival + max_queue_time,
         pooling=pooling,
         background=caller.background,
     )

@@ -56,6 +56,7 @@ def caller_of(
         deadline=arrival + min(timeouts) if timeouts else None,
         priority=priority,
         user=user or "",
+        background=getattr(request.state, "background", False),
     )
     request.state.caller = caller
     return caller

@@ -26,6 +26,7 @@ from tidemill.contract.wire import EngineInfo
 from tidemill.generation.caller import Caller
 from tidemill.metrics.admission import ModelAdmissionMetrics
 from tidemill.server.admission.answers import NOTHING_HELD, AnswerSize
+from tidemill.server.admission.background import UNCOUNTED, Uncounted
 from tidemill.server.admission.estimates import AnswerLengths, PrefillSpeed, Throughput
 from tidemill.server.admission.options import AdmissionOptions
 from tidemill.server.admission.prefixes import Held, Prefixes
@@ -198,8 +199,8 @@ class Admission:
         prompts: Sequence[tuple[int, ...]],
         sampling: Sequence[SamplingParams],
         size: AnswerSize = NOTHING_HELD,
-    ) -> Ticket:
-        """Admit or reject a request.
+    ) -> Ticket | Uncounted:
+        """Admit or reject a request; one in the background is always admitted.
 
         Args:
             caller: the client, its weight and its deadline.
@@ -210,6 +211,8 @@ class Admission:
             Rejection: 429 with a Retry-After in seconds.
             TidemillError: kind BAD_REQUEST when the choices exceed the bound even alone.
         """
+        if caller.background:
+            return UNCOUNTED
         now = self._clock()
         shared = self._info().prefix_caching
         held = self._prefixes.look_up(caller.cache_salt, prompts) if shared else []

@@ -1,0 +1,1 @@
+"""Batches: many requests at once, answered in capacity that nobody else wants."""
