@@ -1,0 +1,202 @@
+"""Records survive in files until they are in the database, bounded and counted."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidemill.base.errors import TidemillError
+from tidemill.store.spool import SEGMENT_BYTES, Position, Spool, left_spools, take_spool
+
+
+def _all(spool: Spool, start: Position = Position()) -> list[bytes]:  # noqa: B008
+    found: list[bytes] = []
+    while True:
+        batch = spool.read(start, 100)
+        if not batch.records and batch.end == start:
+            return found
+        found += batch.records
+        start = batch.end
+
+
+def _records(count: int, size: int = 300) -> list[bytes]:
+    return [f"{i}:".encode() + bytes([i % 256]) * (size - i % 7) for i in range(count)]
+
+
+def test_what_is_appended_is_read_in_order(tmp_path: Path) -> None:
+    spool = take_spool(tmp_path)
+    records = _records(10)
+    assert spool.read(Position(), 10).records == []
+    for record in records:
+        assert spool.append(record)
+    first = spool.read(Position(), 4)
+    assert first.records == records[:4]
+    assert spool.read(first.end, 100).records == records[4:]
+    spool.close()
+
+
+def test_reading_never_skips_what_is_written_meanwhile(tmp_path: Path) -> None:
+    """Also where the next segment is prepared already, and over many segments."""
+    spool, rng = take_spool(tmp_path), random.Random(3)
+    written: list[bytes] = []
+    read: list[bytes] = []
+    position = Position()
+    for _ in range(300):
+        for _ in range(rng.randrange(60)):
+            record = rng.randbytes(rng.choice((1, 7, 8, 300, 3000)))
+            assert spool.append(record)
+            written.append(record)
+        spool.prepare()
+        batch = spool.read(position, rng.randrange(1, 90))
+        read += batch.records
+        position = batch.end
+        spool.discard(position)
+        assert batch.damaged == 0
+    read += _all(spool, position)
+    assert read == written and position.segment > 3
+    assert len(list(spool.folder.glob("*.seg"))) <= 4
+    spool.close()
+
+
+def test_the_next_process_takes_it_with_what_is_left(tmp_path: Path) -> None:
+    first = take_spool(tmp_path)
+    records = _records(5)
+    for record in records[:3]:
+        first.append(record)
+    first.close()
+    second = take_spool(tmp_path)
+    assert second.id == first.id
+    for record in records[3:]:
+        second.append(record)
+    assert _all(second) == records
+    second.close()
+
+
+def test_two_processes_have_two(tmp_path: Path) -> None:
+    one, two = take_spool(tmp_path), take_spool(tmp_path)
+    assert one.id != two.id
+    one.append(b"a")
+    assert list(left_spools(tmp_path)) == []
+    one.close()
+    [left] = [(spool.id, spool.read(Position(), 9).records) for spool in left_spools(tmp_path)]
+    assert left == (one.id, [b"a"])
+    two.close()
+
+
+def test_it_is_bounded_and_losses_are_counted(tmp_path: Path) -> None:
+    spool = take_spool(tmp_path, 3 * SEGMENT_BYTES)
+    records = _records(400, 10_000)
+    kept = [record for record in records if spool.append(record)]
+    assert 250 < len(kept) < 400 and spool.lost == 400 - len(kept)
+    assert _all(spool) == kept
+    spool.close()
+    again = take_spool(tmp_path, 3 * SEGMENT_BYTES)
+    assert again.lost == 400 - len(kept)  # survives the process
+    assert not again.append(b"x")
+    end = again.read(Position(1, 64), 10_000).end
+    while again.read(end, 10_000).records:
+        end = again.read(end, 10_000).end
+    again.discard(end)
+    assert again.append(b"x") and again.lost == 401 - len(kept)
+    assert again.read(end, 9).records == [b"x"]
+    again.close()
+
+
+def test_a_full_disk_loses_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = take_spool(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        assert not spool.append(b"a")
+    monkeypatch.setattr("tidemill.store.spool._RETRY_SECONDS", 0)
+    spool._retry_at = 0
+    assert spool.append(b"b") and spool.lost == 1
+    assert _all(spool) == [b"b"]
+    spool.close()
+
+
+def test_a_damaged_segment_is_left_and_counted(tmp_path: Path) -> None:
+    spool = take_spool(tmp_path)
+    for record in _records(5):
+        spool.append(record)
+    spool.close()
+    path = spool.folder / "0000000001.seg"
+    data = bytearray(path.read_bytes())
+    place = data.index(b"3:")
+    data[place + 5] ^= 1
+    path.write_bytes(data)
+    again = take_spool(tmp_path)
+    again.append(b"new")
+    batch = again.read(Position(), 100)
+    assert batch.records == [*_records(3), b"new"] and batch.damaged == 1
+    assert again.read(batch.end, 100).damaged == 0
+    again.close()
+
+
+@pytest.mark.parametrize("cut", [8, 70, 900])
+def test_a_file_that_was_cut_harms_nothing_else(tmp_path: Path, cut: int) -> None:
+    spool = take_spool(tmp_path)
+    for record in _records(5):
+        spool.append(record)
+    spool.close()
+    os.truncate(spool.folder / "0000000001.seg", cut)
+    again = take_spool(tmp_path)
+    again.append(b"new")
+    batch = again.read(Position(), 100)
+    assert (
+        batch.records[-1] == b"new" and batch.records[:-1] == _records(5)[: len(batch.records) - 1]
+    )
+    again.close()
+
+
+def test_removed_files_are_no_reason_to_skip_new_records(tmp_path: Path) -> None:
+    spool = take_spool(tmp_path)
+    spool.append(b"a")
+    assert spool.read(Position(7, 100), 9).records == [b"a"]
+    spool.close()
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TidemillError, match="cannot be written"):
+        take_spool(tmp_path / "file")
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from tidemill.store.spool import take_spool
+spool = take_spool(Path(sys.argv[1]))
+n = 0
+while True:
+    spool.append(b"%d" % n)
+    sys.stdout.write("%d\\n" % n)
+    sys.stdout.flush()
+    n += 1
+"""
+
+
+def test_kill_9_loses_no_record_that_was_appended(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    for _ in range(5000):
+        child.stdout.readline()
+    os.kill(child.pid, signal.SIGKILL)
+    last = int(child.stdout.read().split("\n")[-2])  # of the whole lines
+    child.wait()
+    spool = take_spool(tmp_path)
+    found = _all(spool)
+    assert found == [b"%d" % n for n in range(len(found))]
+    assert last + 1 <= len(found) <= last + 2
+    spool.close()
