@@ -54,6 +54,7 @@ def test_the_api_process_opens_text_alone() -> None:
         "ChatSide.of(opened.tokenizer, opened.template, prepared);"
         "build_id();"
         "unwanted = {'numpy', 'tidemill.models.spec', 'tidemill.backends', 'pydantic', 'rich'};"
+        "unwanted |= {'sqlalchemy', 'aiosqlite', 'alembic'};"
         "found = unwanted & set(sys.modules);"
         "sys.exit(', '.join(found) or 0)"
     )

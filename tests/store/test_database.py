@@ -14,12 +14,12 @@ from helpers.postgres import Postgres, running
 
 from tidemill.base.errors import TidemillError
 from tidemill.store.database import Database
-from tidemill.store.faults import DatabaseUnavailable
 from tidemill.store.location import Location, location_of
 from tidemill.store.migrations.migrate import revision_of, run_revisions, script
 from tidemill.store.schema import HEAD, VERSION_TABLE, metadata
 from tidemill.store.tables.identity import ORGANISATIONS, TEAMS
 from tidemill.store.tables.settings import CHANGES, SETTINGS
+from tidemill.store.unavailable import DatabaseUnavailable
 from tidemill.store.upsert import upsert
 
 

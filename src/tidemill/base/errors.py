@@ -24,6 +24,7 @@ class ErrorKind(StrEnum):
     CONFIG = "config"  # a flag or setting is wrong or contradicts another
     RESOURCE = "resource"  # the machine lacks memory, a port, a disk
     UNAVAILABLE = "unavailable"  # a process that should answer does not
+    DATABASE = "database"  # the database does not answer; serving goes on without it
     NOT_FINITE = "not_finite"  # the model computes NaN or infinities
     INTERNAL = "internal"  # a bug in Tidemill
 

@@ -10,6 +10,7 @@ _SECURITY = keyed(SECURITY)
 
 API_KEY = flag(_SECURITY["api_key"])
 API_KEYS = flag(_SECURITY["api_keys"])
+REQUIRE_KEYS = flag(_SECURITY["require_keys"])
 SHARE_PREFIX_CACHE = flag(_SECURITY["share_prefix_cache"])
 TLS_CERT = flag(_SECURITY["tls_cert"])
 TLS_KEY = flag(_SECURITY["tls_key"])

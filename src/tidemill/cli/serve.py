@@ -59,8 +59,11 @@ def serve(
     keep_alive: str | None = options.SERVER["keep_alive"],
     stall_timeout: float = options.SERVER["stall_timeout"],
     drain_timeout: float = options.SERVER["drain_timeout"],
+    database: str | None = options.SERVER["database"],
+    database_outage: str = options.SERVER["database_outage"],
     api_key: tuple[str, ...] = locks.API_KEY,
     api_keys: Path | None = locks.API_KEYS,
+    require_keys: bool = locks.REQUIRE_KEYS,
     share_prefix_cache: bool = locks.SHARE_PREFIX_CACHE,
     tls_cert: Path | None = locks.TLS_CERT,
     tls_key: Path | None = locks.TLS_KEY,
@@ -88,6 +91,7 @@ def serve(
     from tidemill.deployment.security import KEY_VARIABLE
     from tidemill.server.run import serve as run_server
     from tidemill.server.transport.listen import bind
+    from tidemill.store.location import DATABASE_VARIABLE
 
     guard_stderr(log_line)
     set_up_logging("api", log_level, log_format)
@@ -108,6 +112,8 @@ def serve(
     set_up_logging("api", server.log_level, server.log_format)
     # Child processes, the engine included, must not inherit the key.
     os.environ.pop(KEY_VARIABLE, None)
+    if "://" in os.environ.get(DATABASE_VARIABLE, ""):  # nor the database's password
+        del os.environ[DATABASE_VARIABLE]
     source = DeployedModels(inputs, deployment, whole=whole, say=say_line)
     found = serve_options(deployment, say_line, source)
     # After the cheap checks and before loading: a port in use must fail at once.

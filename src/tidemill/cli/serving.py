@@ -85,6 +85,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
     """
     from tidemill.library.home import default_home
     from tidemill.server.run import ServeOptions
+    from tidemill.store.location import location_of
 
     server = deployment.server
     first, *others = model_options(deployment, say)
@@ -104,6 +105,8 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         stall_timeout=server.stall_timeout,
         drain_timeout=server.drain_timeout,
         source=source,
+        database=location_of(server.database, default_home()),
+        database_outage=server.database_outage,
     )
 
 

@@ -53,6 +53,12 @@ def _check_key(key: str) -> None:
     StaticKeys((key,))
 
 
+def _check_database(text: str) -> None:
+    from tidemill.store.location import location_of
+
+    location_of(text, Path("/"))
+
+
 def _read_isa(value: Any, _: Path) -> str:
     if value not in ISAS:
         raise ValueError
@@ -110,6 +116,9 @@ MODEL_NAME = kinds.checked("a name", check_name)
 ORIGIN = kinds.checked('an origin such as "https://app.example" or "*"', _check_origin)
 PROXY = kinds.checked('an address or a network such as "10.0.0.0/8"', _check_proxy)
 API_KEY = kinds.checked("1 to 512 visible ASCII characters without spaces", _check_key)
+DATABASE = kinds.checked(
+    '"none", "sqlite:///PATH" or "postgresql://USER:PASSWORD@HOST/NAME"', _check_database
+)
 PRICES = Kind(
     "a table of models or patterns, each with input, cached_input and output", _read_prices
 )

@@ -27,6 +27,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
         memory: bytes; None: from free memory.
         keep_alive: seconds; infinite for ever.
         stall_timeout, drain_timeout: seconds.
+        database: as typed; it may hold a password. None: the default.
+        database_outage: seconds; infinite for ever.
     """
 
     host: str
@@ -37,6 +39,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
     drain_timeout: float
     log_level: str
     log_format: str
+    database: str | None = None
+    database_outage: float = 3600.0
 
 
 class ModelSettings(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ class SecuritySettings(msgspec.Struct, frozen=True):
 
     api_key: Sequence[str]
     api_keys: Path | str | None
+    require_keys: bool
     share_prefix_cache: bool
     tls_cert: Path | str | None
     tls_key: Path | str | None

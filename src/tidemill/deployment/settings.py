@@ -119,6 +119,20 @@ SERVER = (
         Apply.SERVER,
     ),
     Setting("log_format", kinds.choice(FORMATS), "text", "Of every line on stderr.", Apply.SERVER),
+    Setting(
+        *("database", checks.DATABASE, None),
+        "Where keys, limits, usage and audit are kept: sqlite:///PATH, "
+        "postgresql://USER:PASSWORD@HOST/NAME or none; default: tidemill.db in TIDEMILL_HOME.",
+        Apply.SERVER,
+        envvar="TIDEMILL_DATABASE",
+        secret=True,
+    ),
+    Setting(
+        *("database_outage", kinds.duration(), "1h"),
+        "How long keys of the database go on counting while it does not answer; forever, or 0: "
+        "not at all.",
+        Apply.SERVER,
+    ),
 )
 
 ADMISSION = (
@@ -153,6 +167,12 @@ SECURITY = (
         "TOML or JSON file of keys with names, roles, weights; SIGHUP rereads.",
         Apply.SERVER,
         names=("--api-keys",),
+    ),
+    Setting(
+        *("require_keys", kinds.switch(), False),
+        "Require a key although there is none yet: `tidemill keys create` makes one.",
+        Apply.SERVER,
+        names=("--require-keys",),
     ),
     Setting(
         *("share_prefix_cache", kinds.switch(), False),

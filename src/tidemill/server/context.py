@@ -13,6 +13,7 @@ from tidemill.server.access.limits import Limits
 from tidemill.server.admission.bodies import Bodies
 from tidemill.server.admission.shared import SharedBounds
 from tidemill.server.host.host import ModelHost
+from tidemill.server.storage import Storage
 
 if TYPE_CHECKING:
     from tidemill.server.host.manager import ModelManager
@@ -33,6 +34,7 @@ class ServerContext:
         host: the models.
         state_folder: where the state of rollouts is kept over restarts; None: nowhere.
         manager: changes which models there are; None: they stay.
+        storage: the database; None: `--database none`.
         bodies: bound on the memory of request bodies.
         shared: bounds on what requests to all models hold.
         recording: makes a record of each request; None: nobody reads them.
@@ -47,6 +49,7 @@ class ServerContext:
     shared: SharedBounds = field(init=False)
     manager: ModelManager | None = None
     recording: Recording | None = None
+    storage: Storage | None = None
     _kept: dict[object, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

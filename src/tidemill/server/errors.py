@@ -35,6 +35,7 @@ _KINDS: dict[ErrorKind, tuple[int, str, str | None]] = {
     ErrorKind.NOT_FINITE: (500, "server_error", "model_output_not_finite"),
     ErrorKind.RESOURCE: (503, "server_error", "out_of_resources"),
     ErrorKind.UNAVAILABLE: (503, "server_error", "engine_unavailable"),
+    ErrorKind.DATABASE: (503, "server_error", "database_unavailable"),
 }
 _HTTP_CODES = {
     401: ("invalid_request_error", "invalid_api_key"),

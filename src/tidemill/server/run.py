@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tidemill.server.host.pipelines.pipeline import Pipeline
     from tidemill.server.host.served import ServedModel
     from tidemill.server.host.source import ModelOptions, NameOptions, Source
+    from tidemill.store.location import Location
 
 log = get_logger(__name__)
 
@@ -66,6 +67,8 @@ class ServeOptions:
         drain_timeout: seconds for requests in flight after the first signal; a second signal
             ends them at once.
         source: where the models are described, so that they can change while the server runs.
+        database: where keys, limits, usage and audit are kept; None: nowhere.
+        database_outage: seconds for which its keys count while it does not answer.
     """
 
     models: Sequence[ModelOptions]
@@ -81,6 +84,8 @@ class ServeOptions:
     stall_timeout: float = 5.0
     drain_timeout: float = DRAIN_SECONDS
     source: Source | None = None
+    database: Location | None = None
+    database_outage: float = 3600.0
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -135,6 +140,8 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         return await _until_stopped(http, context, signals, options, say)
     finally:
         await context.host.close()
+        if context.storage is not None:
+            await context.storage.close()
 
 
 _LISTED = 6
@@ -169,6 +176,12 @@ class _Assembly:
                 host=ModelHost(budget=options.memory),
                 state_folder=options.state_folder,
             )
+            if options.database is not None:
+                from tidemill.metrics.database import DatabaseMetrics
+                from tidemill.server.storage import Storage
+
+                metrics = DatabaseMetrics(self._made.metrics.registry)
+                self._made.storage = Storage(options.database, metrics)
         return self._made
 
     async def load_first(self) -> ServerContext:

@@ -20,10 +20,11 @@ from sqlalchemy.util import greenlet_spawn
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
-from tidemill.store.faults import DatabaseUnavailable, Fault, cause_of, fault_of
+from tidemill.store.faults import Fault, cause_of, fault_of
 from tidemill.store.location import Location
 from tidemill.store.migrations.migrate import is_current, migrate
 from tidemill.store.schema import HEAD
+from tidemill.store.unavailable import DatabaseUnavailable
 
 log = get_logger(__name__)
 

@@ -8,8 +8,6 @@ from enum import Enum
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from tidemill.base.errors import ErrorKind, TidemillError
-
 
 class Fault(Enum):
     """What to do about an error."""
@@ -59,18 +57,6 @@ def _by_state(error: BaseException) -> Fault:
     if state in _CONFLICTS:
         return Fault.CONFLICT
     return Fault.GONE if state[:2] in _GONE_CLASSES else Fault.OWN
-
-
-class DatabaseUnavailable(TidemillError):
-    """The database does not answer; the same call may succeed later."""
-
-    def __init__(self, shown: str, cause: str) -> None:
-        super().__init__(
-            ErrorKind.UNAVAILABLE,
-            f"the database {shown} does not answer: {cause}",
-            param="database",
-            retryable=True,
-        )
 
 
 def cause_of(error: BaseException) -> str:

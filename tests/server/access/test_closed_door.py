@@ -425,7 +425,8 @@ def test_bad_certificates(
 def _flags(**changes: Any) -> SecuritySettings:
     values: dict[str, Any] = dict.fromkeys(("api_keys", "tls_cert", "tls_key", "tls_client_ca"))
     values |= dict.fromkeys(("api_key", "cors_origin", "allowed_host", "trusted_proxy"), ())
-    return SecuritySettings(**{**values, "share_prefix_cache": False, "insecure": False, **changes})
+    switches = dict.fromkeys(("require_keys", "share_prefix_cache", "insecure"), False)
+    return SecuritySettings(**{**values, **switches, **changes})
 
 
 def test_only_locked_servers_listen_beyond_this_machine() -> None:

@@ -26,7 +26,7 @@ from tidemill.server.batches.run import Run
 from tidemill.store import batches, files
 from tidemill.store.batches import Batch, Line, Outcome, Result, State
 from tidemill.store.database import Database
-from tidemill.store.faults import DatabaseUnavailable
+from tidemill.store.unavailable import DatabaseUnavailable
 
 log = get_logger(__name__)
 
