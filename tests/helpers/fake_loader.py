@@ -61,6 +61,7 @@ class FakeLoader:
         needs: its memory.
         seconds: how long a load takes.
         error: raised instead.
+        described: what it says of its model.
         loads: everything that it loaded.
     """
 
@@ -68,10 +69,14 @@ class FakeLoader:
     needs: Need | None = None
     seconds: float = 0.0
     error: TidemillError | None = None
+    described: Any = None
     loads: list[FakeLoaded] = field(default_factory=list)
 
     async def need(self) -> Need | None:
         return self.needs
+
+    async def describe(self) -> Any:
+        return self.described
 
     async def text(self) -> Any:
         return self.served

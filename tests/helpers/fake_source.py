@@ -11,12 +11,12 @@ from helpers.fake_loader import FakeLoader
 from helpers.live_server import make_model
 from helpers.scripted_engine import ScriptedEngine, fake_info
 
-from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.server.context import ServerContext
 from tidemill.server.host.manager import ModelManager
 from tidemill.server.host.pipelines.options import PipelineOptions
 from tidemill.server.host.pipelines.pipeline import Pipeline
-from tidemill.server.host.source import ModelChanges, ModelOptions, OnPull, Reload
+from tidemill.server.host.source import Creation, ModelChanges, ModelOptions, OnPull, Reload
 from tidemill.server.host.switching import Need
 
 
@@ -29,6 +29,22 @@ def option(name: str, **changes: Any) -> ModelOptions:
     return ModelOptions(name, locate, **changes)
 
 
+class FakeUpload:
+    """A file that is kept in memory; any digest is right."""
+
+    def __init__(self, source: FakeSource, digest: str) -> None:
+        self._source, self._digest, self._content = source, digest, b""
+
+    def write(self, data: bytes) -> None:
+        self._content += data
+
+    def finish(self) -> None:
+        self._source.files[self._digest] = self._content
+
+    def close(self) -> None:
+        self._source.closed += 1
+
+
 @dataclass
 class FakeSource:
     """A `Source`.
@@ -38,12 +54,18 @@ class FakeSource:
         reloads: what the next `reload` makes; an error is raised.
         library: names that were pulled.
         pulling: called in the thread of a pull.
+        created: what was asked to be created.
+        files: digest -> content of files that were received.
+        closed: how many uploads have ended.
     """
 
     looked: ModelChanges | None = None
     reloads: Reload | TidemillError | None = None
     library: list[str] = field(default_factory=list)
     pulling: Callable[[OnPull, Event], None] = lambda told, cancel: None
+    created: list[Creation] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    closed: int = 0
     reloadable: bool = True
 
     @property
@@ -73,6 +95,20 @@ class FakeSource:
         self.pulling(told, cancel)
         self.library.append(name or source)
         return name or source
+
+    def create(self, asked: Creation, told: OnPull, cancel: Event) -> str:
+        self.created.append(asked)
+        self.pulling(told, cancel)
+        self.library.append(asked.name)
+        return asked.name
+
+    def has_file(self, digest: str) -> bool:
+        if not digest.startswith("sha256:"):
+            raise bad_request("digest", "digest must be sha256: and 64 digits")
+        return digest in self.files
+
+    def receive_file(self, digest: str, size: int | None) -> FakeUpload:
+        return FakeUpload(self, digest)
 
     def copy(self, source: str, target: str) -> str:
         self._check(source)

@@ -60,7 +60,7 @@ def create(
     if file is None and base is None and _USUAL_FILE.is_file():
         file = _USUAL_FILE
     recipe = recipe.over(Recipe() if file is None else _of_file(file))
-    _check_template(recipe.definition.chat_template)
+    check_template(recipe.definition.chat_template)
     for note in recipe.notes:
         print(note, file=sys.stderr)
     with progress_bar() as on_progress:
@@ -114,7 +114,7 @@ def _of_flags(
     return Recipe(base, definition, licence, notes)
 
 
-def _check_template(source: str | None) -> None:
+def check_template(source: str | None) -> None:
     """Raise for a chat template that cannot be used."""
     if source is not None:
         from tidemill.text.template import ChatTemplate

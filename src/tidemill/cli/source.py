@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidemill.deployment.resolve import DeploymentInputs
     from tidemill.library.catalog import Library
     from tidemill.library.progress import Progress
-    from tidemill.server.host.source import ModelChanges, OnPull, Reload
+    from tidemill.server.host.source import Creation, ModelChanges, OnPull, Reload, Upload
 
 log = get_logger(__name__)
 
@@ -147,6 +147,29 @@ class DeployedModels:
             told(state.stage, state.done, state.total, state.message)
 
         return pull(source, _library(), progress, name=name, sha256=sha256, cancel=cancel).name
+
+    def create(self, asked: Creation, told: OnPull, cancel: Event) -> str:
+        """See `Source`."""
+        from dataclasses import replace
+
+        from tidemill.cli.creation import create_asked
+
+        for model in self._deployment.models:  # `base` may be a name that only this server gives
+            if asked.base in (model.name, *model.aliases):
+                asked = replace(asked, base=model.source)
+        return create_asked(asked, _library(), told, cancel)
+
+    def has_file(self, digest: str) -> bool:
+        """See `Source`."""
+        from tidemill.library.upload import digest_in
+
+        return _library().blobs.has(digest_in(digest, "digest"))
+
+    def receive_file(self, digest: str, size: int | None) -> Upload:
+        """See `Source`."""
+        from tidemill.library.upload import Upload, digest_in
+
+        return Upload(_library().blobs, digest_in(digest, "digest"), size)
 
     def copy(self, source: str, target: str) -> str:
         """See `Source`."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tidemill.base.vector_data import VectorData
+
 # Sequences whose logits are expected at once.
 TYPICAL_SEQUENCES = 16
 
@@ -25,6 +27,19 @@ class CacheNeeds(msgspec.Struct, frozen=True):
     token_bytes: int
 
 
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model is, as its headers say; by the names of `EngineInfo`."""
+
+    family: str
+    parameters: int
+    hidden_size: int
+    vocab_size: int
+    generates: bool
+    dtype: str
+    quantization: str
+    vectors: VectorData
+
+
 class MemoryNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine of a model takes, in bytes; see `worker.needs`.
 
@@ -42,6 +57,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True, kw_only=True):
         step: working memory of the largest step, without its logits.
         sequence: logits of one sequence that a step samples.
         process: the interpreter, its libraries and the vocabulary.
+        facts: what the model is.
     """
 
     backend: str
@@ -58,6 +74,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     sequence: int
     process: int
+    facts: ModelFacts | None = None
 
     @property
     def weight_bytes(self) -> int:

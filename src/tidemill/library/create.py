@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from threading import Event
 
 import msgspec
 
 from tidemill.base.errors import config_error
+from tidemill.library.blobs import digest_of
 from tidemill.library.catalog import Entry, Library
 from tidemill.library.definition.recipe import Recipe
-from tidemill.library.manifest import Manifest
+from tidemill.library.manifest import Manifest, StoredFile
 from tidemill.library.names import ModelName
 from tidemill.library.progress import OnProgress, Reporter
 from tidemill.library.pull import find_files
 from tidemill.library.pulling import Found, Pulling
 from tidemill.library.sources.local import pull_path
+from tidemill.library.upload import as_manifest, uploaded
 from tidemill.loading.locate import bundled_models
+
+Rewrite = Callable[[Path, Path, Reporter], None]
+"""Writes the model at the first path to the second one, which ends in ``.gguf``; `reporter.check`
+raises when it shall stop."""
 
 
 def create(
@@ -24,6 +34,7 @@ def create(
     library: Library,
     on_progress: OnProgress = lambda progress: None,
     cancel: Event | None = None,
+    rewrite: Rewrite | None = None,
 ) -> Entry:
     """Create a model, or replace the one of that name; files are shared with its base.
 
@@ -33,20 +44,29 @@ def create(
             which is pulled) and what is set on top of the base's own definition.
         library: where it goes.
         on_progress, cancel: see `pull.pull`.
+        rewrite: writes the base's weights anew, as one GGUF file; None: they are shared.
 
     Raises:
         TidemillError: CONFIG for a name that cannot be one, or no base; see also `pull.pull`.
     """
     parsed = ModelName.checked(name)
     library.check_free(parsed)
-    if not recipe.base:
+    if not recipe.base and not recipe.files:
         raise config_error(
             "from", "a model is created from another one: name it with --from (FROM in a Modelfile)"
         )
+    if recipe.base and recipe.files:
+        raise config_error("files", "a model is made from another one or from files; name one")
     reporter = Reporter(on_progress, cancel)
     with library.pulling():
         reporter.stage("resolving")
-        found, base = _base(recipe.base, library, Pulling(library, reporter))
+        if recipe.files:
+            found, base = uploaded(recipe.files, library), None
+        else:
+            found, base = _base(recipe.base or "", library, Pulling(library, reporter))
+        if rewrite is not None:
+            reporter.stage("quantizing")
+            found = _rewritten(found, library, rewrite, reporter)
         definition = recipe.definition
         entry = library.add(
             Manifest(
@@ -63,6 +83,22 @@ def create(
         )
     reporter.stage("complete", entry.size, entry.size)
     return entry
+
+
+def _rewritten(found: Found, library: Library, rewrite: Rewrite, reporter: Reporter) -> Found:
+    """The same model in the file that `rewrite` writes, which becomes a blob."""
+    library.blobs.partial.mkdir(parents=True, exist_ok=True)
+    path = library.blobs.partial / f"rewrite-{os.urandom(8).hex()}.gguf"
+    try:
+        rewrite(library.path(as_manifest(found)), path, reporter)
+        size = path.stat().st_size
+        reporter.stage("verifying", size)
+        sha256 = digest_of(path, reporter.more)
+        library.blobs.keep(path, sha256)
+    finally:
+        path.unlink(missing_ok=True)
+    file = StoredFile("model.gguf", size, sha256)
+    return replace(found, files=(file,), entry=file.path, root=None)
 
 
 def _base(text: str, library: Library, pulling: Pulling) -> tuple[Found, Manifest | None]:

@@ -13,12 +13,11 @@ from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import VectorData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.wire import EngineInfo
-from tidemill.loading.parts import ModelFiles
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.kv_check import NARROW, check_kv
 from tidemill.worker.machine import available_memory, total_memory
 from tidemill.worker.needs import needs_of
-from tidemill.worker.opening import open_files
+from tidemill.worker.opening import open_files, stored_quantization
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
 from tidemill.worker.sizing import (
@@ -136,7 +135,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     kept = cache.snapshots > 0 or not spec.state_bytes
     prefix_caching = config.prefix_caching and kept and spec.causal
     memory = backend.memory()
-    quantization = _quantization(config, files)
+    quantization = stored_quantization(config, files)
     notes = (
         f"computing in {dtype} on {memory.isa} with {threads} threads; weights "
         f"{'not quantized' if quantization == 'none' else quantization}, "
@@ -196,13 +195,6 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         states=cache.max_num_seqs if spec.state_bytes else 0,
     )
     return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
-
-
-def _quantization(config: EngineConfig, files: ModelFiles) -> str:
-    stored = files.tensors.prevailing_dtype().lower()
-    if stored in ("f32", "f16", "bf16"):
-        return config.quantize
-    return stored
 
 
 def _made_for(vectors: VectorData) -> list[str]:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from tidemill.backends.base import HeldTensor
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.needs import CacheNeeds, MemoryNeeds
+from tidemill.contract.needs import CacheNeeds, MemoryNeeds, ModelFacts
 from tidemill.models import tensors as names
 from tidemill.models.layers import Attention, Layer, Moe, Recurrent
 from tidemill.models.spec import DecoderSpec
-from tidemill.worker.opening import Opened, open_files
+from tidemill.worker.opening import Opened, open_files, stored_quantization
 
 _FLOAT = 4
 # The interpreter, numpy, the core and what both allocate, measured as the PSS of engines.
@@ -65,6 +65,16 @@ def needs_of(config: EngineConfig, opened: Opened) -> MemoryNeeds:
         step=tokens * _step_token_bytes(spec, options.dtype),
         sequence=_FLOAT * spec.vocab_size if spec.generates else 0,
         process=PROCESS_BYTES + _BACKEND_BYTES[opened.backend] + _TOKEN_BYTES * spec.vocab_size,
+        facts=ModelFacts(
+            family=spec.family,
+            parameters=spec.parameters() if spec.foreign is None else 0,
+            hidden_size=spec.hidden_size,
+            vocab_size=spec.vocab_size,
+            generates=spec.generates,
+            dtype=options.dtype,
+            quantization=stored_quantization(config, opened.files),
+            vectors=opened.files.vectors,
+        ),
     )
 
 

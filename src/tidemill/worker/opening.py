@@ -92,3 +92,11 @@ def resolve_dtype(dtype: str, files: ModelFiles) -> str:
     if files.spec.foreign is not None:
         return "float32"
     return "float32" if files.tensors.prevailing_dtype() == "F32" else "bfloat16"
+
+
+def stored_quantization(config: EngineConfig, files: ModelFiles) -> str:
+    """The type that most weights are held in; ``none`` for float ones that stay so."""
+    stored = files.tensors.prevailing_dtype().lower()
+    if stored in ("f32", "f16", "bf16"):
+        return config.quantize
+    return stored

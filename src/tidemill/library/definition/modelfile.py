@@ -62,7 +62,7 @@ def parse_modelfile(text: str, path: Path) -> Recipe:
             case "SYSTEM":
                 system = item.text
             case "TEMPLATE":
-                template = _template(item.text, where)
+                template = jinja_template(item.text, where)
             case "LICENSE":
                 licence = item.text if licence is None else f"{licence}\n\n{item.text}"
             case "ADAPTER":
@@ -143,11 +143,16 @@ def _message(text: str, where: str) -> dict[str, str]:
     return {"role": role.lower(), "content": _unquoted(content.strip())}
 
 
-def _template(text: str, where: str) -> str:
+def jinja_template(text: str, where: str) -> str:
+    """A chat template.
+
+    Raises:
+        TidemillError: CONFIG: it is in Go's syntax.
+    """
     if _JINJA.search(text):
         return text
     raise config_error(
         "TEMPLATE",
-        f"{where}: TEMPLATE is in Go's syntax, which is not read: remove the instruction, and the "
-        "model's own chat template is used; or give one in Jinja's syntax with --chat-template",
+        f"{where}: TEMPLATE is in Go's syntax, which is not read: remove it, and the model's own "
+        "chat template is used; or give one in Jinja's syntax (--chat-template)",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,12 +24,14 @@ class Recipe:
         definition: what is set.
         licence: its licence; None: the base's.
         notes: a line about each setting that has no effect here.
+        files: instead of a base: names and digests of files that were received (`upload`).
     """
 
     base: str | None = None
     definition: Definition = field(default_factory=Definition)
     licence: str | None = None
     notes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def over(self, other: Recipe) -> Recipe:
         """This recipe, with what `other` says where it says nothing."""
@@ -37,6 +40,7 @@ class Recipe:
             self.definition.over(other.definition),
             self.licence or other.licence,
             (*other.notes, *self.notes),
+            self.files or other.files,
         )
 
 

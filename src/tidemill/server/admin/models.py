@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -118,9 +119,8 @@ async def pull_model(context: ServerContext, request: Request) -> Response:
     body = await read_model(PullBody, request, context.limits)
     lines = "ndjson" in request.headers.get("accept", "")
     return PullAnswer(
-        _manager(context),
         request,
-        (body.source, body.name, body.sha256),
+        partial(_manager(context).pull, body.source, body.name, body.sha256),
         NDJSON if lines else SSE,
         lambda name: {"status": "success", "model": name},
     )

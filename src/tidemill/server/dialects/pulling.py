@@ -1,9 +1,9 @@
-"""Pulls of models over HTTP: events about their progress."""
+"""What adds a model to the library over HTTP: events about its progress."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from tidemill.base.clock import monotonic
 from tidemill.server.errors import fail, problem_response
-from tidemill.server.host.manager import ModelManager
+from tidemill.server.host.source import OnPull
 from tidemill.server.transport.framing import Framing
 from tidemill.server.transport.pieces import json_response
 from tidemill.server.transport.sink import AsgiSink
@@ -25,28 +25,25 @@ PROGRESS_SECONDS = 0.1
 
 
 class PullAnswer(Response):
-    """The progress of one pull, and its end. A client that leaves ends it.
+    """The progress of a pull (or of a creation), and its end. A client that leaves ends it.
 
     Args:
-        manager: pulls.
         request: the HTTP request.
-        asked: source, name in the library or None, digest or None; see `ModelManager.pull`.
+        pull: adds the model, tells how far it is, and returns the model's name.
         framing: of the events; None: the last one alone is the answer.
         done: the last event, by the name of the model.
     """
 
     def __init__(
         self,
-        manager: ModelManager,
         request: Request,
-        asked: tuple[str, str | None, str | None],
+        pull: Callable[[OnPull], Coroutine[Any, Any, str]],
         framing: Framing | None,
         done: Callable[[str], dict[str, Any]],
     ) -> None:
         super().__init__()
-        self._manager = manager
         self._request = request
-        self._asked = asked
+        self._pull = pull
         self._framing = framing
         self._done = done
         self._told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -59,7 +56,7 @@ class PullAnswer(Response):
         async def serve() -> None:
             try:
                 if self._framing is None:
-                    name = await self._manager.pull(*self._asked, lambda *told: None)
+                    name = await self._pull(lambda *told: None)
                     await json_response(self._done(name))(scope, receive, send)
                 else:
                     await self._stream(send, self._framing)
@@ -86,8 +83,7 @@ class PullAnswer(Response):
         def part(event: dict[str, Any]) -> bytes:
             return framing.part(msgspec.json.encode(event))
 
-        work = self._manager.pull(*self._asked, self._tell)
-        pulling = asyncio.ensure_future(work)
+        pulling = asyncio.ensure_future(self._pull(self._tell))
         pulling.add_done_callback(lambda _: self._told.put_nowait(None))
         try:
             while (event := await self._told.get()) is not None:

@@ -21,6 +21,7 @@ from tidemill.generation.preset import NO_PRESET, Preset
 from tidemill.server.host.needs import ask_needs, need_of
 
 if TYPE_CHECKING:
+    from tidemill.contract.needs import ModelFacts
     from tidemill.engine.reports import LoadProgress
     from tidemill.server.host.served import ServedModel
     from tidemill.server.host.switching import Need
@@ -50,6 +51,25 @@ class TextSide:
     defaults: Mapping[str, float | int] = field(default_factory=dict)
     preset: Preset = NO_PRESET
     files: tuple[OpenedFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a model is, without its weights in memory.
+
+    Attributes:
+        text: its text side.
+        facts: what its headers say.
+        context: tokens of a request at most.
+        gguf: whether it is a GGUF file.
+        file_bytes: size of its weight files.
+    """
+
+    text: TextSide
+    facts: ModelFacts
+    context: int
+    gguf: bool
+    file_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +158,16 @@ class EngineLoader:
             await engine.close()
             raise model_file_error(mismatch)
         return EngineLoaded(engine, self._serve(engine, text, opening.config))
+
+    async def describe(self) -> Described:
+        """See `slot.Loader`."""
+        opening = await asyncio.to_thread(self._locate)
+        needs, text = await asyncio.gather(
+            ask_needs(opening.config), asyncio.to_thread(opening.load_text)
+        )
+        assert needs.facts is not None  # of an engine's configuration there always are some
+        gguf = opening.config.model.endswith(".gguf")
+        return Described(text, needs.facts, needs.context, gguf=gguf, file_bytes=needs.files)
 
     async def text(self) -> TextSide:
         """Open the text side alone: of a loaded model whose text side was configured anew.

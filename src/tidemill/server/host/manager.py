@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemill.base.clock import monotonic
@@ -15,9 +16,18 @@ from tidemill.server.errors import Rejection
 from tidemill.server.host.engine_loader import TextSide
 from tidemill.server.host.host import ModelHost
 from tidemill.server.host.slot import Hosted, Loader, Slot, State
-from tidemill.server.host.source import ModelChanges, ModelOptions, NameOptions, OnPull, Source
+from tidemill.server.host.source import (
+    Creation,
+    ModelChanges,
+    ModelOptions,
+    NameOptions,
+    OnPull,
+    Source,
+)
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from tidemill.server.host.pipelines.options import PipelineOptions
     from tidemill.server.host.pipelines.pipeline import Pipeline
 
@@ -105,20 +115,27 @@ class ModelManager:
     async def pull(self, source: str, name: str | None, sha256: str | None, told: OnPull) -> str:
         """Pull a model into the library and serve it; its name. Cancelled, the pull stops, and what
         it has downloaded stays for the next one."""
+        return await self._add(partial(self.source.pull, source, name, sha256, told))
+
+    async def create(self, asked: Creation, told: OnPull) -> str:
+        """Make a model of the library and serve it; its name. Cancelled, it stops."""
+        return await self._add(partial(self.source.create, asked, told))
+
+    async def _add(self, work: Callable[[Event], str]) -> str:
+        """Serve the model that `work` adds to the library, in a thread."""
         from threading import Event
 
         cancel = Event()
-        work = asyncio.to_thread(self.source.pull, source, name, sha256, told, cancel)
-        pulling = asyncio.ensure_future(work)
+        working = asyncio.ensure_future(asyncio.to_thread(work, cancel))
         try:
-            pulled = await asyncio.shield(pulling)
+            name = await asyncio.shield(working)
         except asyncio.CancelledError:
             cancel.set()
-            await asyncio.gather(pulling, return_exceptions=True)
+            await asyncio.gather(working, return_exceptions=True)
             raise
         self.look()
-        self._apply(await asyncio.to_thread(self.source.adopt, pulled), {})
-        return pulled
+        self._apply(await asyncio.to_thread(self.source.adopt, name), {})
+        return name
 
     async def copy(self, source: str, target: str) -> str:
         """Give a model of the library a second name and serve it; the name."""

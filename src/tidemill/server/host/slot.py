@@ -15,6 +15,7 @@ from tidemill.server.host.switching import TURN_OF_LOAD, TURN_SECONDS, Fact, Nee
 
 if TYPE_CHECKING:
     from tidemill.engine.reports import LoadProgress
+    from tidemill.server.host.engine_loader import Described
 
 
 class State(StrEnum):
@@ -32,6 +33,13 @@ class Loader(Protocol):
 
     async def need(self) -> Need | None:
         """Memory that it will take, from its files' headers; None if that is not known.
+
+        Raises:
+            TidemillError: the model cannot be found or read.
+        """
+
+    async def describe(self) -> Described | None:
+        """What it is, from its files alone; None if it is loaded to find that out.
 
         Raises:
             TidemillError: the model cannot be found or read.

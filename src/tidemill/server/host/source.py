@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -104,6 +104,49 @@ class Reload:
     names: tuple[NameOptions, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Creation:
+    """A model to be made: of another one, or of files that were received.
+
+    Attributes:
+        name: what it is called.
+        base: a name, or a source as of `pull`; None: `files`.
+        files: names in the model -> digests (``sha256:...``).
+        system, template: its system prompt and its chat template (Jinja); None: the base's.
+        messages: turns before every conversation, as `role` and `content`.
+        parameters: values by the names of a Modelfile's.
+        licence: None: the base's.
+        quantize: the type that its weights are written in; None: they stay.
+    """
+
+    name: str
+    base: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    system: str | None = None
+    template: str | None = None
+    messages: Sequence[Mapping[str, str]] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    licence: str | None = None
+    quantize: str | None = None
+
+
+class Upload(Protocol):
+    """A file that a client sends. Everything blocks: call it in a thread, one call at a time."""
+
+    def write(self, data: bytes) -> None:
+        """The next bytes."""
+
+    def finish(self) -> None:
+        """Keep it.
+
+        Raises:
+            TidemillError: BAD_REQUEST: it has another digest.
+        """
+
+    def close(self) -> None:
+        """Remove what is not complete."""
+
+
 OnPull = Callable[[str, int, int, str | None], None]
 """Hears of a pull, in its thread: the stage, bytes done and in all (0: not known), and a line that
 people should read."""
@@ -144,6 +187,23 @@ class Source(Protocol):
         self, source: str, name: str | None, sha256: str | None, told: OnPull, cancel: Event
     ) -> str:
         """Pull a model into the library; its name there. See `library.pull.pull`."""
+
+    def create(self, asked: Creation, told: OnPull, cancel: Event) -> str:
+        """Make a model of the library; its name there. See `library.create.create`."""
+
+    def has_file(self, digest: str) -> bool:
+        """Whether a file was received.
+
+        Raises:
+            TidemillError: BAD_REQUEST: it is no digest.
+        """
+
+    def receive_file(self, digest: str, size: int | None) -> Upload:
+        """Receive a file; its bytes, where they are known.
+
+        Raises:
+            TidemillError: BAD_REQUEST: it is no digest; RESOURCE: there is no space for it.
+        """
 
     def copy(self, source: str, target: str) -> str:
         """Give a model of the library a second name; the name in full."""

@@ -84,6 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._rejection: Problem | None = None
         self._probes_only = False  # admitted beyond the bound
         self._chunks = self._chunk_bytes = 0  # of the current body
+        self._long_body = False  # the current one may take any time: its handler has a clock
         self._half_closed = False  # the client has shut down its side
         self._liveness_timer: asyncio.TimerHandle | None = None
 
@@ -162,7 +163,12 @@ class BoundedProtocol(HttpToolsProtocol):
         # Checked after parsing: the bytes that completed a head may include a body.
         if self._head_bytes is not None and self._head_bytes > self._limits.max_head_bytes:
             self._reject(self._too_large("head", self._limits.max_head_bytes, "bytes"))
-        elif self._arriving and self._head_bytes is None and self._timer is None:
+        elif (
+            self._arriving
+            and self._head_bytes is None
+            and self._timer is None
+            and not self._long_body
+        ):
             self._start_timer(self._limits.body_timeout + BODY_GRACE_SECONDS)
 
     def _feed(self, data: bytes) -> None:
@@ -231,6 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._head_bytes = None
         self._chunks = self._chunk_bytes = 0
+        self._long_body = False
         self._stop_timer()
         reason = _ambiguous(self.headers, self.parser.get_http_version(), self.url)
         if reason is not None:
@@ -241,6 +248,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._date()
         if self._probes_only and self.url.partition(b"?")[0].decode("latin-1") not in PROBES:
             self._stop_parsing(self._full())
+        # Before the application is called, in a task of its own.
+        extensions: dict[str, Any] = {"tidemill.long_body": self._allow_long_body}
+        self.scope["extensions"] = extensions
         super().on_headers_complete()
         if self._probes_only:
             self.cycle.keep_alive = False
@@ -266,6 +276,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arriving = False
         self._stop_timer()
         super().on_message_complete()
+
+    def _allow_long_body(self) -> None:
+        """The handler of the current request bounds the time between two parts of its body."""
+        self._long_body = True
+        self._stop_timer()
 
     def on_response_complete(self) -> None:
         """The answer is written; the rest of the request's body may arrive for a short time."""

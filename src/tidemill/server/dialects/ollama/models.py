@@ -13,18 +13,17 @@ from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.ollama import schema
 from tidemill.server.dialects.ollama.answer_format import timestamp
+from tidemill.server.dialects.ollama.shown import NOT_KNOWN, Facts, details_of, shown_model
 from tidemill.server.dialects.ollama.translate import served_name
 from tidemill.server.dialects.respond import ModelAnswer
 from tidemill.server.host.served import ServedModel
-from tidemill.server.host.slot import Slot, State
+from tidemill.server.host.slot import Loader, Slot, State
 from tidemill.server.transport.pieces import json_response
-from tidemill.text.fill_middle import fill_marks
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is; clients compare it with what they need."""
 
 _FOR_EVER = "9999-12-31T23:59:59Z"
-_MANY = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 async def ollama_version(context: ServerContext, request: Request) -> Response:
@@ -71,84 +70,48 @@ async def ollama_ps(context: ServerContext, request: Request) -> Response:
 
 
 async def ollama_show(context: ServerContext, request: Request) -> Response:
-    """What a model is and can do. A model whose files were never opened is loaded for it."""
+    """What a model is and can do. One that is not loaded is described from its files, without its
+    weights; a pipeline is loaded for it."""
     body = await read_model(schema.OllamaShow, request, context.limits, bare=True)
     slot = context.host.find(served_name(context, body.model))
     if slot.loaded is not None:
-        return json_response(_remember(context, slot, slot.loaded.served))
-    known = context.kept(_Known).shown.get(slot.name)
+        return json_response(_remember(context, slot, Facts.of_loaded(slot.loaded.served)))
+    known = _known(context, slot)
     if known is not None:
         return json_response(known)
+    described = await slot.loader.describe()
+    if described is not None:
+        return json_response(_remember(context, slot, Facts.of_files(slot.name, described)))
 
     async def work(model: ServedModel) -> Response:
         request.state.hold.close()
-        return json_response(_remember(context, slot, model))
+        return json_response(_remember(context, slot, Facts.of_loaded(model)))
 
-    return ModelAnswer(context, request, slot.name, work)  # a pipeline is always loaded
+    return ModelAnswer(context, request, slot.name, work)
 
 
 class _Known:
     """What is known of models that are not loaded now.
 
     Attributes:
-        shown: answers of /api/show by the models' names.
+        shown: models' names -> the loader by which it was found out (another one stands for other
+            files), and the answer of /api/show.
     """
 
     def __init__(self, context: ServerContext) -> None:
-        self.shown: dict[str, dict[str, Any]] = {}
+        self.shown: dict[str, tuple[Loader, dict[str, Any]]] = {}
 
 
-def _remember(context: ServerContext, slot: Slot, model: ServedModel) -> dict[str, Any]:
-    """The answer of /api/show for a loaded model."""
-    info, family = model.info, model.info.family or "model"
-    of_family: dict[str, Any] = {
-        "context_length": info.max_model_len,
-        "embedding_length": info.hidden_size,
-        "vocab_size": info.vocab_size,
-    }
-    found: dict[str, Any] = {
-        "license": "",
-        "modelfile": "\n".join([f"FROM {model.name}", *_parameters(model, "PARAMETER ")]),
-        "parameters": "\n".join(_parameters(model)),
-        "template": model.template.source or "",
-        "details": _details_of(model),
-        "model_info": {
-            "general.architecture": family,
-            "general.basename": model.name,
-            **({"general.parameter_count": info.parameters} if info.parameters else {}),
-            **{f"{family}.{name}": value for name, value in of_family.items()},
-        },
-        "capabilities": _capabilities(model),
-        "modified_at": timestamp(slot.created),
-        **({"system": model.preset.system} if model.preset.system else {}),
-    }
-    context.kept(_Known).shown[slot.name] = found
-    return found
+def _known(context: ServerContext, slot: Slot) -> dict[str, Any] | None:
+    loader, shown = context.kept(_Known).shown.get(slot.name, (None, None))
+    return shown if loader is slot.loader else None
 
 
-def _capabilities(model: ServedModel) -> list[str]:
-    if model.pipeline is not None:
-        return ["completion"]
-    if not model.info.generates:
-        return ["embedding"] if model.info.vectors.head != "score" else []
-    tools = model.chat.tool_abilities.tools and model.chat.calls
-    return [
-        "completion",
-        *(["insert"] if fill_marks(model.tokenizer) is not None else []),
-        *(["tools"] if tools else []),
-        *(["thinking"] if model.chat.thinks else []),
-    ]
-
-
-def _parameters(model: ServedModel, before: str = "") -> list[str]:
-    """Sampling values where a request has none, by Ollama's names."""
-    values = {**model.defaults, **model.preset.sampling}
-    names = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
-    return [
-        f"{before}{names.get(name, name)} {value}"
-        for name, value in values.items()
-        if isinstance(value, int | float)
-    ]
+def _remember(context: ServerContext, slot: Slot, facts: Facts) -> dict[str, Any]:
+    """The answer of /api/show."""
+    shown = {**shown_model(facts), "modified_at": timestamp(slot.created)}
+    context.kept(_Known).shown[slot.name] = slot.loader, shown
+    return shown
 
 
 def _identity(slot: Slot, name: str) -> dict[str, str]:
@@ -159,41 +122,9 @@ def _identity(slot: Slot, name: str) -> dict[str, str]:
 
 def _details(context: ServerContext, slot: Slot) -> dict[str, Any]:
     if slot.loaded is not None:
-        return _details_of(slot.loaded.served)
-    known = context.kept(_Known).shown.get(slot.name)
-    return _NOT_KNOWN if known is None else known["details"]
-
-
-_NOT_KNOWN: dict[str, Any] = {
-    "parent_model": "",
-    "format": "",
-    "family": "",
-    "families": [],
-    "parameter_size": "",
-    "quantization_level": "",
-}
-
-
-def _details_of(model: ServedModel) -> dict[str, Any]:
-    info = model.info
-    kept = info.dtype if info.quantization == "none" else info.quantization
-    short = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-    gguf = any(file.path.endswith(".gguf") for file in info.files)
-    return {
-        **_NOT_KNOWN,
-        "format": "gguf" if gguf else "safetensors",
-        "family": info.family,
-        "families": [info.family] if info.family else [],
-        "parameter_size": _rounded(info.parameters) if info.parameters else "",
-        "quantization_level": short.get(kept, kept.upper()),
-    }
-
-
-def _rounded(count: int) -> str:
-    """A number of parameters as people write it: ``7.6B``, ``494.03M``."""
-    unit, letter = next(((u, letter) for u, letter in _MANY if count >= u), (1.0, ""))
-    digits = 1 if unit >= 1e9 else 2
-    return f"{count / unit:.{digits}f}{letter}" if letter else str(count)
+        return details_of(Facts.of_loaded(slot.loaded.served))
+    known = _known(context, slot)
+    return NOT_KNOWN if known is None else known["details"]
 
 
 def _file_bytes(slot: Slot) -> int:

@@ -110,3 +110,21 @@ PULL: Fields = {
     "insecure": Neutral((False,), feature="sources without TLS"),
     **dict.fromkeys(("username", "password"), Neutral(("",), feature="accounts of a registry")),
 }
+_ELSEWHERE = "send from or files, and system, template, parameters and messages"
+CREATE: Fields = {
+    "name": Alias("model"),
+    "from": Alias("base"),
+    "quantization": Alias("quantize"),
+    "adapters": Neutral(({},), feature="adapters (LoRA)", instead="merge them into the weights"),
+    "template": Neutral(("",)),
+    "system": Neutral(("",)),
+    "license": Neutral(("", [])),
+    "quantize": Neutral(("",)),
+    "files": Neutral(({},)),
+    "modelfile": Neutral(("",), feature="a Modelfile's text", instead=_ELSEWHERE),
+    "path": Neutral(("",), feature="a Modelfile on the server's disk", instead=_ELSEWHERE),
+    **dict.fromkeys(
+        ("renderer", "parser", "requires", "remote_host", "draft"),
+        Neutral(("",), feature="parts of Ollama's own engine", instead=_ELSEWHERE),
+    ),
+}

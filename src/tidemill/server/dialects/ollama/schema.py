@@ -10,6 +10,7 @@ from tidemill.server.dialects.fields import Alias, Fields
 from tidemill.server.dialects.keep_alive import KeepAlive
 from tidemill.server.dialects.members import (
     Body,
+    InvalidField,
     checked,
     documented,
     wrong_type,
@@ -235,3 +236,42 @@ class OllamaDelete(Body, kw_only=True):
     known: ClassVar[Fields] = {"name": Alias("model")}
 
     model: Annotated[str, Meta(min_length=1)]
+
+
+class OllamaPush(Body, kw_only=True):
+    """Body of POST /api/push."""
+
+    known: ClassVar[Fields] = neutral.PULL
+
+    model: Annotated[str, Meta(min_length=1)]
+    stream: bool | None = None
+
+
+class OllamaCreate(Body, kw_only=True):
+    """Body of POST /api/create: `from` or `files`.
+
+    Attributes:
+        base: `from`: a name, or a source as of /api/pull.
+        files: names in the model -> digests of files that were sent to /api/blobs.
+        template: in Jinja's syntax.
+        parameters: as in a Modelfile.
+        quantize: the type that the weights are written in: q8_0, q4_0, q4_K, q6_K.
+    """
+
+    known: ClassVar[Fields] = neutral.CREATE
+
+    model: Annotated[str, Meta(min_length=1)]
+    base: Annotated[str, Meta(min_length=1)] | None = None
+    files: dict[str, str] | None = None
+    system: str | None = None
+    template: str | None = None
+    parameters: dict[str, Any] | None = None
+    messages: list[OllamaMessage] | None = None
+    license: str | list[str] | None = None
+    quantize: str | None = None
+    stream: bool | None = None
+
+    def finalize(self) -> None:
+        """Raise unless there is one source."""
+        if (self.base is None) == (not self.files):
+            raise InvalidField("invalid_value", "send either from or files", "from")

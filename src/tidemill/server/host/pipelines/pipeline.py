@@ -221,6 +221,9 @@ class Pipeline:
         """Nothing of the models' memory."""
         return Need(0, 0, 0)
 
+    async def describe(self) -> None:
+        """Nothing: its file is run to find out."""
+
     async def load(self, kv_bytes: int | None, progress: Callable[[LoadProgress], None]) -> Loaded:
         """Start the process again."""
         self._closed = False
