@@ -108,6 +108,9 @@ StepInput read_step(nb::handle inputs) {
   step.logits = read<uint8_t>(inputs, "logits");
   step.sample = read<uint8_t>(inputs, "sample");
   step.await_mask = read<uint8_t>(inputs, "await_mask");
+  if (!nb::getattr(inputs, "drafts", nb::none()).is_none()) {
+    step.drafts = read<int32_t>(inputs, "drafts");
+  }
   step.target_ids = read<int32_t>(inputs, "target_ids");
   step.target_logprobs = read<int32_t>(inputs, "target_logprobs");
   step.copies = read_tables(inputs, "copies");

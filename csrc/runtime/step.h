@@ -12,6 +12,7 @@ enum : uint8_t { kHiddenNone = 0, kHiddenLast = 1, kHiddenAll = 2 };
 // Codes in StepOutput::sampled for a row without a token.
 constexpr int32_t kNoTokenLeft = -1;      // the mask or bans left no token
 constexpr int32_t kLogitsNotFinite = -2;  // a logit is NaN or infinite
+constexpr int32_t kNotReached = -3;       // a draft before this position was rejected
 
 struct SamplingInput {
   std::vector<float> temperature, top_p, min_p, presence, frequency, repetition;
@@ -47,6 +48,7 @@ struct StepInput {
   std::vector<int32_t> token_ids, row_start, context_len;
   std::vector<Int32Table> block_tables;  // per cache group
   std::vector<uint8_t> logits, sample, await_mask;
+  std::vector<int32_t> drafts;  // per row: how many of its last tokens are drafts; empty: no row has any
   std::vector<int32_t> target_ids, target_logprobs;
   std::vector<Int32Table> copies;  // per cache group, columns = 2
   Int32Table states;     // recurrent models: [rows, 2], state read and state written
@@ -62,13 +64,18 @@ struct StepInput {
 
   int64_t rows() const { return static_cast<int64_t>(context_len.size()); }
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
+  // The positions that a row samples, if it samples: the one after each of its drafts, and the one before.
+  int64_t positions(size_t row) const { return drafts.empty() ? 1 : 1 + drafts[row]; }
+  // Token whose logits a row samples first.
+  int64_t first_sampled(size_t row) const { return row_start[row + 1] - positions(row); }
   // Tokens whose hidden states are requested.
   std::vector<int64_t> hidden_tokens() const {
     std::vector<int64_t> tokens;
     for (size_t r = 0; r < hidden.size(); ++r) {
       if (hidden[r] == kHiddenNone) continue;
-      const int64_t end = row_start[r + 1];
-      for (int64_t t = hidden[r] == kHiddenAll ? row_start[r] : end - 1; t < end; ++t) tokens.push_back(t);
+      for (int64_t t = hidden[r] == kHiddenAll ? row_start[r] : first_sampled(r); t < row_start[r + 1]; ++t) {
+        tokens.push_back(t);
+      }
     }
     return tokens;
   }

@@ -49,6 +49,23 @@ void check_rows(const StepInput& step) {
   }
 }
 
+void check_drafts(const StepInput& step) {
+  if (step.drafts.empty()) return;
+  require_size(step.drafts, step.rows(), "drafts");
+  for (size_t r = 0; r < step.drafts.size(); ++r) {
+    const int32_t drafts = step.drafts[r], end = step.row_start[r + 1];
+    require(drafts >= 0 && drafts < end - step.row_start[r], "drafts",
+            "a row computes at least one token that is no draft");
+    if (drafts == 0) continue;
+    require(step.sample[r], "drafts", "only sampling rows verify drafts");
+    require(step.states.rows == 0, "drafts", "recurrent layers keep no state per draft");
+    for (int32_t t = step.row_start[r]; t < end; ++t) {
+      require(step.token_ids[static_cast<size_t>(t)] >= 0, "drafts",
+              "a draft follows known tokens, not one that another step samples");
+    }
+  }
+}
+
 void check_types(const StepInput& step, const StepLimits& limits) {
   if (step.second.empty()) return;
   require_size(step.second, step.rows(), "second");
@@ -150,7 +167,7 @@ void check_history(const SamplingInput& s, int64_t vocab) {
 
 void check_sampling(const StepInput& step, int64_t vocab) {
   int64_t rows = 0;
-  for (const uint8_t sample : step.sample) rows += sample != 0;
+  for (size_t r = 0; r < step.sample.size(); ++r) rows += step.sample[r] ? step.positions(r) : 0;
   const SamplingInput& s = step.sampling;
   require_size(s.temperature, rows, "sampling.temperature");
   require_size(s.top_p, rows, "sampling.top_p");
@@ -188,6 +205,7 @@ void check_sampling(const StepInput& step, int64_t vocab) {
 
 void check_step(const StepInput& step, const StepLimits& limits) {
   check_rows(step);
+  check_drafts(step);
   check_types(step, limits);
   check_tokens(step, limits);
   check_blocks(step, limits);

@@ -8,31 +8,37 @@
 #include <vector>
 
 #include "runtime/error.h"
+#include "runtime/step.h"
 
 namespace tidemill {
 
-// Holds the mask of every row that announced one. Masks may arrive from any thread until sampling has
-// taken them; the sampler waits for missing ones.
+// Holds the masks of the rows that announced them: one per position that a row samples. Masks may arrive
+// from any thread until sampling has taken them; the sampler waits for missing ones.
 class MaskBoard {
  public:
-  MaskBoard(const std::vector<uint8_t>& awaited, int64_t vocab)
-      : awaited_(awaited), masks_(awaited.size()), bytes_((vocab + 7) / 8) {}
-
-  // Error (Internal) for a row that awaits none, a second mask, or a wrong size.
-  void set(int64_t row, int64_t draft, const uint8_t* bits, int64_t size) {
-    if (draft != 0) {
-      throw Error(ErrorKind::Unsupported, "the native backend does not verify drafts yet", "draft");
+  MaskBoard(const StepInput& step, int64_t vocab) : bytes_((vocab + 7) / 8) {
+    masks_.resize(step.await_mask.size());
+    for (size_t r = 0; r < masks_.size(); ++r) {
+      if (step.await_mask[r]) masks_[r].resize(static_cast<size_t>(step.positions(r)));
     }
+  }
+
+  // The mask of what follows the row's first `draft` drafts. Error (Internal) for a row that awaits none,
+  // a second mask, or a wrong size.
+  void set(int64_t row, int64_t draft, const uint8_t* bits, int64_t size) {
     if (size != bytes_) {
       throw internal_error("a token mask has " + std::to_string(size) + " bytes, the vocabulary needs " +
                            std::to_string(bytes_));
     }
     std::lock_guard lock(mutex_);
-    if (row < 0 || row >= static_cast<int64_t>(awaited_.size()) ||
-        !awaited_[static_cast<size_t>(row)]) {
+    if (row < 0 || row >= static_cast<int64_t>(masks_.size()) || !awaits(row)) {
       throw internal_error("row " + std::to_string(row) + " awaits no token mask");
     }
-    auto& mask = masks_[static_cast<size_t>(row)];
+    auto& of_row = masks_[static_cast<size_t>(row)];
+    if (draft < 0 || draft >= static_cast<int64_t>(of_row.size())) {
+      throw internal_error("row " + std::to_string(row) + " has no draft " + std::to_string(draft));
+    }
+    auto& mask = of_row[static_cast<size_t>(draft)];
     if (!mask.empty()) {
       throw internal_error("row " + std::to_string(row) + " has its token mask already");
     }
@@ -41,12 +47,12 @@ class MaskBoard {
     arrived_.notify_all();
   }
 
-  bool awaits(int64_t row) const { return awaited_[static_cast<size_t>(row)] != 0; }
+  bool awaits(int64_t row) const { return !masks_[static_cast<size_t>(row)].empty(); }
 
-  // The row's mask, or null while it is missing. Masks never change once set.
-  const uint8_t* get(int64_t row) {
+  // The mask of one of the row's positions, or null while it is missing. Masks never change once set.
+  const uint8_t* get(int64_t row, int64_t draft) {
     std::lock_guard lock(mutex_);
-    const auto& mask = masks_[static_cast<size_t>(row)];
+    const auto& mask = masks_[static_cast<size_t>(row)][static_cast<size_t>(draft)];
     return mask.empty() ? nullptr : mask.data();
   }
 
@@ -68,8 +74,7 @@ class MaskBoard {
   }
 
  private:
-  const std::vector<uint8_t> awaited_;
-  std::vector<std::vector<uint8_t>> masks_;
+  std::vector<std::vector<std::vector<uint8_t>>> masks_;  // per row that awaits them, per position
   const int64_t bytes_;
   std::mutex mutex_;
   std::condition_variable arrived_;

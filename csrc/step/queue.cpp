@@ -59,6 +59,9 @@ std::shared_ptr<Step> StepQueue::submit(
   auto step = std::make_shared<Step>(std::move(input), vocab);
   if (!outstanding_.empty()) step->previous_ = outstanding_.back();
   last_samples_ = step->input.sample;
+  for (size_t r = 0; r < step->input.drafts.size(); ++r) {
+    if (step->input.drafts[r] > 0) last_samples_[r] = 0;  // nobody knows yet which token is its last
+  }
   any_submitted_ = true;
   outstanding_.push_back(step);
   queue_.push_back(step);

@@ -24,7 +24,7 @@ namespace tidemill {
 class Step {
  public:
   Step(StepInput step_input, int64_t vocab)
-      : input(std::move(step_input)), masks(input.await_mask, vocab) {}
+      : input(std::move(step_input)), masks(input, vocab) {}
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Waits at most this many seconds; returns whether the step is done.
@@ -59,8 +59,8 @@ class StepQueue {
   explicit StepQueue(Run run);
   ~StepQueue() { close(); }
 
-  // Validates the step with check(previous step's sample flags or null) and queues it. Error (Internal)
-  // if two are outstanding, Error (Unavailable) after close.
+  // Validates the step with check(the previous step's rows that sample one token, or null) and queues it.
+  // Error (Internal) if two are outstanding, Error (Unavailable) after close.
   std::shared_ptr<Step> submit(StepInput input, int64_t vocab,
                                const std::function<void(const StepInput&,
                                                         const std::vector<uint8_t>*)>& check);

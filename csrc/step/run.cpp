@@ -54,14 +54,13 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
   compute_hidden(step, out);
   compute_others(step, out);
   plan_sampling(step);
-  const auto count = static_cast<int64_t>(pending_.size());
-  if (count > 0) {
-    std::vector<int64_t> tokens;
-    for (const Pending& p : pending_) {
-      tokens.push_back(step.row_start[static_cast<size_t>(p.row) + 1] - 1);
-    }
-    decoder_.logits(tokens.data(), count, sample_logits_.ensure(count * model_.vocab));
+  std::vector<int64_t> tokens;
+  for (const Pending& p : pending_) {
+    const int64_t first = step.first_sampled(static_cast<size_t>(p.row));
+    for (int64_t j = 0; j < p.positions; ++j) tokens.push_back(first + j);
   }
+  const auto count = static_cast<int64_t>(tokens.size());
+  if (count > 0) decoder_.logits(tokens.data(), count, sample_logits_.ensure(count * model_.vocab));
   const double computing = seconds_since(start);
   sample_all(step, masks, out);
   out.seconds[3] = seconds_since(start);
@@ -70,8 +69,9 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
   out.seconds[1] = computing - (decoder_.packing_wait_seconds() - packing_wait_seconds);
 
   previous_.assign(static_cast<size_t>(step.rows()), kNothing);
-  for (size_t s = 0; s < pending_.size(); ++s) {
-    previous_[static_cast<size_t>(pending_[s].row)] = out.sampled[s];
+  for (const Pending& p : pending_) {
+    if (p.positions > 1) continue;  // no step is submitted that takes its last token
+    previous_[static_cast<size_t>(p.row)] = out.sampled[static_cast<size_t>(p.first)];
   }
   return out;
 }
@@ -98,11 +98,14 @@ void StepRunner::resolve(const StepInput& step) {
 
 void StepRunner::plan_sampling(const StepInput& step) {
   pending_.clear();
+  int64_t first = 0;
   for (size_t r = 0; r < static_cast<size_t>(step.rows()); ++r) {
     if (!step.sample[r]) continue;
     const auto last = static_cast<size_t>(step.row_start[r + 1]) - 1;
     const bool future = step.token_ids[last] < 0;
-    pending_.push_back({static_cast<int64_t>(r), future ? token_ids_[last] : -1, inherited_[r]});
+    pending_.push_back({static_cast<int64_t>(r), first, step.positions(r),
+                        future ? token_ids_[last] : -1, inherited_[r]});
+    first += step.positions(r);
   }
 }
 
@@ -129,7 +132,7 @@ void StepRunner::compute_others(const StepInput& step, StepOutput& out) {
   for (size_t r = 0; r < static_cast<size_t>(step.rows()); ++r) {
     for (int64_t t = step.row_start[r]; t < step.row_start[r + 1]; ++t) {
       const bool has_logits = step.logits[r] == kLogitsAll ||
-                              (step.logits[r] == kLogitsLast && t == step.row_start[r + 1] - 1);
+                              (step.logits[r] == kLogitsLast && t >= step.first_sampled(r));
       const bool target = wants_target(step, r, t), returned = step.return_logits && has_logits;
       if (!target && !returned) continue;
       wanted.push_back({t, step.target_ids[static_cast<size_t>(t)], step.target_logprobs[r],
@@ -165,10 +168,10 @@ void StepRunner::compute_others(const StepInput& step, StepOutput& out) {
   }
 }
 
-// Samples rows as they become ready: first those without a mask, then each row when its mask arrives.
+// Samples rows as they become ready: first those without a mask, then each row when its next mask arrives.
 void StepRunner::sample_all(const StepInput& step, MaskBoard& masks, StepOutput& out) {
-  const size_t count = pending_.size();
-  out.sampled.assign(count, kNoTokenLeft);
+  const auto count = static_cast<size_t>(step.sampling.rows());
+  out.sampled.assign(count, kNotReached);
   const auto& wanted = step.sampling.num_logprobs;
   const int32_t width = wanted.empty() ? -1 : *std::max_element(wanted.begin(), wanted.end());
   if (width >= 0) start_logprobs(out.logprobs, static_cast<int64_t>(count), width);
@@ -176,34 +179,47 @@ void StepRunner::sample_all(const StepInput& step, MaskBoard& masks, StepOutput&
     start_candidates(out.candidates, static_cast<int64_t>(count),
                      *std::max_element(beams.begin(), beams.end()));
   }
-  size_t left = count;
+  size_t left = pending_.size();
   for (int64_t seen = 0; left > 0; seen = masks.wait_for_more(seen)) {
     ready_.clear();
-    for (size_t s = 0; s < count; ++s) {
-      Pending& p = pending_[s];
-      if (p.done) continue;
-      const uint8_t* mask = masks.awaits(p.row) ? masks.get(p.row) : nullptr;
-      if (masks.awaits(p.row) && mask == nullptr) continue;
-      ready_.push_back({static_cast<int64_t>(s), mask});
-      p.done = true;
+    for (size_t i = 0; i < pending_.size(); ++i) {
+      const Pending& p = pending_[i];
+      if (p.next == p.positions) continue;
+      if (!masks.awaits(p.row) || masks.get(p.row, p.next) != nullptr) ready_.push_back(i);
     }
-    sample_ready(step, out);
-    left -= ready_.size();
+    sample_ready(step, masks, out);
+    for (const size_t i : ready_) left -= pending_[i].next == pending_[i].positions;
     if (left == 0) break;
   }
 }
 
-void StepRunner::sample_ready(const StepInput& step, StepOutput& out) {
+void StepRunner::sample_ready(const StepInput& step, MaskBoard& masks, StepOutput& out) {
   if (ready_.empty()) return;
   copies_.ensure(pool_.threads() * model_.vocab);
   pool_.run(static_cast<int64_t>(ready_.size()), 1, [&](int64_t i, int64_t, int thread) {
-    sample_row(step, out, i, thread);
+    sample_row(step, masks, out, pending_[ready_[static_cast<size_t>(i)]], thread);
   });
 }
 
-void StepRunner::sample_row(const StepInput& step, StepOutput& out, int64_t i, int thread) {
-  const auto [s, mask] = ready_[static_cast<size_t>(i)];
-  const Pending& p = pending_[static_cast<size_t>(s)];
+// Samples the row's positions until a draft is rejected or a mask is missing.
+void StepRunner::sample_row(const StepInput& step, MaskBoard& masks, StepOutput& out, Pending& p,
+                            int thread) {
+  const auto end = static_cast<size_t>(step.row_start[static_cast<size_t>(p.row) + 1]);
+  while (p.next < p.positions) {
+    const uint8_t* const mask = masks.awaits(p.row) ? masks.get(p.row, p.next) : nullptr;
+    if (mask == nullptr && masks.awaits(p.row)) return;
+    const int32_t token = sample_position(step, out, p, mask, thread);
+    out.sampled[static_cast<size_t>(p.first + p.next)] = token;
+    ++p.next;
+    if (p.next == p.positions) return;
+    const size_t draft = end - static_cast<size_t>(p.positions - p.next);
+    if (token != step.token_ids[draft]) p.next = p.positions;
+  }
+}
+
+int32_t StepRunner::sample_position(const StepInput& step, StepOutput& out, const Pending& p,
+                                    const uint8_t* mask, int thread) {
+  const int64_t s = p.first + p.next;
   const int32_t alternatives = step.sampling.num_logprobs[static_cast<size_t>(s)];
   float* const raw = sample_logits_.data() + s * model_.vocab;
   const auto& beams = step.sampling.candidates;
@@ -221,10 +237,10 @@ void StepRunner::sample_row(const StepInput& step, StepOutput& out, int64_t i, i
                                    out.candidates)
                  : sampler.sample(step.sampling, row, work);
   }
-  out.sampled[static_cast<size_t>(s)] = token;
   if (alternatives >= 0) {
     fill_logprobs(kernels_, raw, model_.vocab, token, alternatives, out.logprobs, s);
   }
+  return token;
 }
 
 }  // namespace tidemill

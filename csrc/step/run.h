@@ -27,12 +27,15 @@ class StepRunner {
   StepOutput run(const StepInput& step, KvCache& cache, MaskBoard& masks);
 
  private:
-  // What sampling a row needs in addition to SamplingInput.
+  // What sampling a row needs in addition to SamplingInput. Its positions are sampled in order, as long as
+  // each token is the draft that the next position stands on.
   struct Pending {
     int64_t row;            // of the step
+    int64_t first;          // its first position in SamplingInput
+    int64_t positions;
     int32_t future_token;   // resolved FUTURE input, or -1
     int32_t inherited;      // failure code of the previous step's row, or 0
-    bool done = false;
+    int64_t next = 0;       // position to sample; `positions`: done
   };
 
   void resolve(const StepInput& step);
@@ -40,8 +43,10 @@ class StepRunner {
   void compute_hidden(const StepInput& step, StepOutput& out);
   void compute_others(const StepInput& step, StepOutput& out);
   void sample_all(const StepInput& step, MaskBoard& masks, StepOutput& out);
-  void sample_ready(const StepInput& step, StepOutput& out);
-  void sample_row(const StepInput& step, StepOutput& out, int64_t i, int thread);
+  void sample_ready(const StepInput& step, MaskBoard& masks, StepOutput& out);
+  void sample_row(const StepInput& step, MaskBoard& masks, StepOutput& out, Pending& p, int thread);
+  int32_t sample_position(const StepInput& step, StepOutput& out, const Pending& p, const uint8_t* mask,
+                          int thread);
 
   const KernelTable& kernels_;
   ThreadPool& pool_;
@@ -51,8 +56,8 @@ class StepRunner {
   std::vector<int32_t> token_ids_;
   std::vector<int32_t> inherited_;  // per row
   std::vector<Pending> pending_;    // per sampling row
-  std::vector<std::pair<int64_t, const uint8_t*>> ready_;  // sampling row and its mask
-  std::vector<std::unique_ptr<Sampler>> samplers_;         // per thread
+  std::vector<size_t> ready_;       // of pending_: rows whose next mask has arrived
+  std::vector<std::unique_ptr<Sampler>> samplers_;  // per thread
   Buffer<float> chunk_logits_, sample_logits_, copies_;
 };
 

@@ -17,6 +17,7 @@ import numpy as np
 from tidemill.backends.base import (
     LOGITS_ALL,
     LOGITS_NONE,
+    NOT_REACHED,
     BackendMemory,
     BackendOptions,
     LogprobArrays,
@@ -133,6 +134,7 @@ class FakeBackend:
     ) -> None:
         self.spec = spec
         self.slices_layers = True
+        self.verifies_drafts = True
         self.layers = len(spec.layers)
         self.slices = 0
         self._left: list[tuple[object, ...]] = []
@@ -243,14 +245,22 @@ class FakeBackend:
         contexts = self._write(x)
         vocab = self.spec.vocab_size
         sampled: list[int] = []
-        rows = np.flatnonzero(x.sample).tolist()
-        for s, r in enumerate(rows):
-            sampled.append(self._sample(x, s, contexts[r], vocab))
-        self._previous = dict(zip(rows, sampled, strict=True))
+        read: list[list[int]] = []  # per sampled position, what stands before it
+        self._previous = {}
+        for r in np.flatnonzero(x.sample).tolist():
+            known = len(contexts[r]) - (0 if x.drafts is None else int(x.drafts[r]))
+            drafts, reached = contexts[r][known:], True
+            for j in range(len(drafts) + 1):
+                read.append(contexts[r][: known + j])
+                token = self._sample(x, len(sampled), read[-1], vocab) if reached else NOT_REACHED
+                reached = j < len(drafts) and token == drafts[j]
+                sampled.append(token)
+            if not drafts:
+                self._previous[r] = sampled[-1]
         wide = int(x.sampling.num_logprobs.max(initial=-1))
         logprobs = None
         if wide >= 0:
-            logprobs = fake_logprobs([contexts[r] for r in rows], sampled, max(1, wide), vocab)
+            logprobs = fake_logprobs(read, sampled, max(1, wide), vocab)
         taken = 0.0 if self.cost is None else self.cost(x)
         return StepOutputs(
             sampled=np.array(sampled, np.int32),

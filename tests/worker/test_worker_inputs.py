@@ -5,9 +5,15 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from helpers.fake_backend import FakeBackend, tiny_spec
+from helpers.fake_backend import FakeBackend, next_token, tiny_spec
 
-from tidemill.backends.base import LOGITS_ALL, LOGITS_LAST, LOGITS_NONE, StepOutputs
+from tidemill.backends.base import (
+    LOGITS_ALL,
+    LOGITS_LAST,
+    LOGITS_NONE,
+    NOT_REACHED,
+    StepOutputs,
+)
 from tidemill.contract.plan import (
     BlockCopy,
     EmbeddingOverride,
@@ -167,6 +173,64 @@ def test_slots_grow() -> None:
     assert (x.sampling.seed == 7).all()
 
 
+def test_drafts_are_tokens_of_the_row_that_are_not_known_yet() -> None:
+    builder = InputBuilder(1, 64, 4)
+    plan = StepPlan(
+        step_id=0,
+        new=(
+            new(1, [5, 6, 7], presence_penalty=0.5, min_tokens=2),
+            new(2, [8]),
+            new(3, [9, 9], logprobs=1),
+        ),
+        rows=(
+            row(1, 0, 3, (0, 1), draft_token_ids=(20, 21)),
+            row(2, 0, 1, (2,)),
+            row(3, 0, 2, (3,), draft_token_ids=(30,)),
+        ),
+    )
+    step = builder.prepare(plan)
+    x = step.inputs
+    assert x.drafts is not None and x.drafts.tolist() == [2, 0, 1]
+    assert x.token_ids.tolist() == [5, 6, 7, 20, 21, 8, 9, 9, 30]
+    assert x.row_start.tolist() == [0, 5, 6, 9]
+    s = x.sampling
+    assert s.position.tolist() == [3, 4, 5, 1, 2, 3] and s.position.dtype == np.int32
+    assert s.num_logprobs.tolist() == [-1] * 4 + [1, 1]
+    assert s.history_start.tolist() == [0, 3, 7, 12, 12, 12, 12]
+    assert s.history.tolist() == [5, 6, 7, 5, 6, 7, 20, 5, 6, 7, 20, 21]
+    assert s.bias_start.tolist() == [0, 2, 4, 4, 4, 4, 4], "the third token may be an end token"
+    builder.accept(step, np.array([20, 99, NOT_REACHED, 50, 60, NOT_REACHED], np.int32))
+    rows = (row(1, 4, 1), row(2, 1, 1), row(3, 2, 1))
+    x = builder.prepare(StepPlan(step_id=1, rows=rows)).inputs
+    assert x.token_ids.tolist() == [99, 50, 60] and x.drafts is None
+    assert x.sampling.history.tolist() == [5, 6, 7, 20, 99]
+
+
+def test_the_result_of_a_row_has_the_tokens_of_the_positions_it_reached() -> None:
+    runner = _runner()
+    context = [1, 2, 3]
+    for _ in range(3):
+        context.append(next_token(context, 97))
+    first, second, third = context[3:]
+    news = (new(1, [1, 2, 3], temperature=0.0, logprobs=1), new(2, [1, 2, 3], temperature=0.0))
+    rows = (
+        row(1, 0, 3, (0, 1), draft_token_ids=(first, second)),
+        row(2, 0, 3, (2, 3), draft_token_ids=(first, (second + 1) % 97, 0)),
+    )
+    result = runner.submit(StepPlan(step_id=0, new=news, rows=rows)).result()
+    assert [r.token_ids for r in result.rows] == [(first, second, third), (first, second)]
+    assert result.rows[0].logprobs is not None
+    assert [p.token_id for p in result.rows[0].logprobs] == [first, second, third]
+
+    def no_token_left(outputs: StepOutputs) -> None:
+        outputs.sampled[1] = -1
+
+    runner.backend.alter = no_token_left  # type: ignore[attr-defined]
+    plan = StepPlan(step_id=1, rows=(row(2, 4, 1, draft_token_ids=(third,)),))
+    (alone,) = runner.submit(plan).result().rows
+    assert alone.error is None and alone.token_ids == (third,), "the next step meets the error"
+
+
 def _runner() -> Runner:
     backend = FakeBackend(tiny_spec(), 4)
     backend.allocate_cache((16,))
@@ -175,7 +239,6 @@ def _runner() -> Runner:
 
 # A value for every field of a row that no executor computes yet.
 VALUES = {
-    "draft_token_ids": (1, 2),
     "adapter_slot": 1,
     "embedding_overrides": (EmbeddingOverride(0, b"", b""),),
     "hidden_states": ("final",),
@@ -184,6 +247,7 @@ VALUES = {
 COMPUTED = {
     *("seq_id", "start", "count", "new_blocks", "new_token_ids", "new_token_start", "input_from"),
     *("layers", "state_from", "fork_of", "snapshots", "logits", "sample", "mask_announced"),
+    "draft_token_ids",
 }
 
 

@@ -27,6 +27,7 @@ UInt8 = NDArray[np.uint8]
 Checksum = Callable[[UInt8], int]
 
 LOGITS_NONE, LOGITS_LAST, LOGITS_ALL = 0, 1, 2
+NOT_REACHED = -3  # in `StepOutputs.sampled`: a draft before this position was rejected
 HIDDEN_NONE, HIDDEN_LAST, HIDDEN_ALL = 0, 1, 2
 
 
@@ -81,7 +82,9 @@ class BackendMemory:
 
 @dataclass(slots=True)
 class SamplingInputs:
-    """Arrays over the S sampling rows of a step, in row order (rows with sample True).
+    """Arrays over the S sampled positions of a step, in row order: one of each row with sample
+    True, and one more of each of its drafts. The position after a draft has the arguments of a step
+    of its own in which the draft is a known token.
 
     Attributes:
         temperature, top_p, min_p, presence, frequency, repetition: float32 [S]; see
@@ -170,9 +173,15 @@ class StepInputs:
         context_len: int32 [R]; tokens of the row's sequence already in the cache: the position of
             its first computed token.
         block_tables: per cache group int32 [R, B], padded with -1.
-        logits: uint8 [R]; LOGITS_NONE, LOGITS_LAST or LOGITS_ALL.
+        logits: uint8 [R]; LOGITS_NONE, LOGITS_LAST (of a row with drafts: of each sampled position)
+            or LOGITS_ALL.
         sample: uint8 [R]; 1 for rows that sample (they have LOGITS_LAST or LOGITS_ALL).
         await_mask: uint8 [R]; 1 for rows whose sampling waits for `StepHandle.set_mask`.
+        drafts: int32 [R]; how many of a row's last tokens are drafts, fewer than its tokens; only
+            of rows that sample, none of whose tokens is FUTURE. The positions of a row are sampled
+            in order as long as each token is the draft that the next one stands on. What rejected
+            drafts leave in the cache is overwritten by the sequence's next row. None: no row has
+            any.
         target_ids: int32 [T]; for LOGITS_ALL rows the known next token of each position, -1 where
             it is unknown or its logprob is not requested.
         target_logprobs: int32 [R]; alternatives per target of LOGITS_ALL rows; -1 for no logprobs.
@@ -187,7 +196,7 @@ class StepInputs:
         slice: layers computed for the last row; None: all. Other rows always compute all layers.
         return_logits: also return the float32 logits of all rows that have logits (for tests).
         hidden: uint8 [R]; HIDDEN_NONE, HIDDEN_LAST or HIDDEN_ALL: tokens whose final hidden states
-            (after the last norm) are returned. None: no tokens.
+            (after the last norm) are returned; LAST: of each sampled position. None: no tokens.
         hidden_layers: int32 [N], ascending: layers in front of which the residual stream of the
             same tokens is returned too; 0 is the embedding, the number of layers what the last
             layer leaves, before the last norm. Not with `slice`. None: no layers.
@@ -216,6 +225,7 @@ class StepInputs:
     hidden_layers: Int32 | None = None
     overrides: EmbeddingOverrides | None = None
     second: Int32 | None = None
+    drafts: Int32 | None = None
 
 
 @dataclass(slots=True)
@@ -250,13 +260,16 @@ class StepOutputs:
     """Results of a step.
 
     Attributes:
-        sampled: int32 [S], in row order of the sampling rows; -1 where a mask left no token.
-        logprobs: of the S sampling rows, or None. Rows that requested no logprobs hold NaN.
+        sampled: int32 [S]; -1 where a mask left no token, -2 where the logits are not finite,
+            NOT_REACHED after a rejected draft.
+        logprobs: of the S sampled positions, or None. Those that requested no logprobs hold NaN.
         targets: of all positions of LOGITS_ALL rows with a target, in order, or None.
-        logits: float32 [L, vocab] when `return_logits`, in row order (LAST: one, ALL: each token).
+        logits: float32 [L, vocab] when `return_logits`, in row order (LAST: one, or one per sampled
+            position, ALL: each token).
         seconds: (queued, forward, sampling, total); forward excludes the wait for weights that are
             not loaded yet.
-        hidden: float32 [H, hidden_size], in row order (LAST: one, ALL: each token), or None.
+        hidden: float32 [H, hidden_size], in row order (LAST: one, or one per sampled position, ALL:
+            each token), or None.
         layer_hidden: float32 [hidden_layers, H, hidden_size], or None.
         candidates: of the S sampling rows, or None. A beam's `sampled` is its best candidate.
     """
@@ -275,8 +288,9 @@ class StepHandle(Protocol):
     """A submitted step. At most two may be in flight; they run in order."""
 
     def set_mask(self, row: int, draft: int, bits: UInt8) -> None:
-        """Set the token mask that a row waits for. bits: uint8 [ceil(vocab / 8)], little-endian bit
-        order, 1 allows. draft: index of the sampled position within the row (0 without drafts)."""
+        """Set a token mask that a row waits for. bits: uint8 [ceil(vocab / 8)], little-endian bit
+        order, 1 allows. draft: the mask is of what follows the row's first so many drafts; a row
+        with drafts waits for one of each sampled position that it reaches."""
 
     def done(self, seconds: float = 0.0) -> bool:
         """Whether `result` would return without blocking. Waits up to `seconds` for that."""
@@ -313,11 +327,13 @@ class Backend(Protocol):
         spec: the model's spec.
         options: the resolved options.
         slices_layers: whether it accepts steps with a `LayerSlice`.
+        verifies_drafts: whether it accepts steps with `drafts`.
     """
 
     spec: DecoderSpec
     options: BackendOptions
     slices_layers: bool
+    verifies_drafts: bool
 
     def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """Register a callback that is called once: with None when the backend holds all weights in

@@ -86,8 +86,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         seq_id: whose row.
         start: position of the first token computed; equals the tokens computed so far.
-        count: tokens computed (without drafts); start + count <= known tokens, or one more when
-            `input_from` is set.
+        count: known tokens computed (without drafts); start + count <= known tokens, or one more
+            when `input_from` is set.
         new_blocks: per cache group, block ids appended to the sequence's block table.
         new_token_ids: known tokens that the executor does not have: forced ones, which no step
             sampled.
@@ -97,7 +97,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         layers: the layers computed in this step; None: all. A row whose last layer comes in a later
             step (a row of the same sequence, start and count) has no logits and no result but its
             errors. Only a plan's last row may be cut like this, and one sequence at a time.
-        draft_token_ids: draft tokens verified after the known ones.
+        draft_token_ids: guesses at the tokens that follow the known ones, of a row that samples.
+            They are computed as well, and each position is sampled as in a step of its own as long
+            as the token is the draft that comes next: the result has the drafts that came true and
+            one token more. Not with `input_from` or `layers`.
         state_from: of a recurrent model, the snapshot that the row starts from, where its sequence
             has no state yet; -1 for none.
         fork_of: of a recurrent model, the sequence whose state before `start` the row starts from,
@@ -106,7 +109,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             is kept, and the snapshot each goes to.
         logits: which logits are computed. Any row that samples has LAST; prompt logprobs take ALL.
         sample: the row's last logits are sampled and the token becomes known.
-        mask_announced: sampling waits for `handle.set_mask` of this row.
+        mask_announced: sampling waits for `handle.set_mask` of this row, for a mask per position
+            that is sampled.
         adapter_slot: 0 is the base model.
         embedding_overrides: see `EmbeddingOverride`.
         hidden_states: names of hidden states to return (for instance ``final``).
@@ -184,7 +188,8 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         seq_id: whose row.
-        token_ids: accepted tokens: one for a sampling row, several under speculation, none else.
+        token_ids: accepted tokens: one of a sampling row, one more for each draft that came true;
+            none of another row. Tokens computed: those of the row, and these without the last.
         logprobs: one per accepted token, when asked for.
         prompt_logprobs: for a row with logits ALL: for each of its computed positions p whose
             next token is known, the logprob of the token at p + 1, in order of p.

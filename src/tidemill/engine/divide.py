@@ -79,12 +79,17 @@ def compute_in_parts(
 
 
 def _halves(rows: Rows, error: Exception) -> list[Rows]:
-    """The rows in two parts, the one to compute first last; empty if they cannot be divided."""
+    """The rows in two parts, the one to compute first last; a row with drafts without them; empty
+    if they cannot be divided."""
     if len(rows) > 1:
         middle = len(rows) // 2
         return [rows[middle:], rows[:middle]]
     (row,) = rows
-    if row.count == 1 or not is_out_of_memory(error):
+    if not is_out_of_memory(error):
+        return []
+    if row.draft_token_ids:
+        return [(msgspec.structs.replace(row, draft_token_ids=()),)]
+    if row.count == 1:
         return []
     count = row.count // 2
     logits = row.logits if row.logits is LogitsWanted.ALL else LogitsWanted.NONE
@@ -93,7 +98,6 @@ def _halves(rows: Rows, error: Exception) -> list[Rows]:
         count=count,
         logits=logits,
         sample=False,
-        draft_token_ids=(),
         mask_announced=False,
     )
     rest = msgspec.structs.replace(

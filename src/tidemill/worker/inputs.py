@@ -32,7 +32,6 @@ _LOGITS = {
 # Row fields that are not computed yet: field -> its name in error messages. Whoever builds the
 # capability deletes the line.
 UNSUPPORTED = {
-    "draft_token_ids": "draft tokens",  # issue 39, speculation
     "hidden_states": "hidden-state outputs",  # issue 39, drafters on the target's hidden states
     "adapter_slot": "adapters",  # issue 40
     "embedding_overrides": "embedding overrides",  # issue 40, prompt adapters; later images
@@ -48,7 +47,7 @@ class PreparedStep:
         rows: the plan's rows that are computed, in the arrays' order.
         refused: results of rows that are not computed, by sequence.
         slots, ends: int32 [R]: slot, and position after the last computed token.
-        sampling: indices of the sampling rows.
+        sampling: [S], per sampled position the index of its row.
         blocks_before: table lengths before the plan, for `undo`.
         poolings: the pooling of rows that contribute to a vector, by index.
     """
@@ -136,7 +135,17 @@ class InputBuilder:
         counts = np.fromiter((row.count for row in rows), np.int32, len(rows))
         sample = np.fromiter((row.sample for row in rows), np.uint8, len(rows))
         sampling = np.flatnonzero(sample)
-        inputs = self._inputs(plan, rows, slots, starts, counts, sample, sampling)
+        sampled_at = (starts + counts)[sampling]
+        drafts = self._drafts(rows, slots, starts + counts)
+        if drafts is not None:
+            counts += drafts
+            first = np.repeat(sampled_at, 1 + drafts[sampling])
+            sampling = np.repeat(sampling, 1 + drafts[sampling])
+            # The n-th position of a row is n after its first one.
+            sampled_at = first + np.arange(len(sampling), dtype=np.int32)
+            sampled_at -= np.searchsorted(sampling, sampling).astype(np.int32)
+        inputs = self._inputs(plan, rows, slots, starts, counts, sample, (sampling, sampled_at))
+        inputs.drafts = drafts
         ends = starts + counts
         poolings = self._poolings(rows, slots)
         if poolings:
@@ -145,6 +154,18 @@ class InputBuilder:
         return PreparedStep(
             plan, inputs, rows, refused, slots, ends, sampling, blocks_before, poolings
         )
+
+    def _drafts(self, rows: list[Row], slots: Int32, ends: Int32) -> Int32 | None:
+        """How many drafts each row has, None if no row has any. They are stored behind the known
+        tokens of their sequences, where they are meaningless after the step."""
+        if not any(row.draft_token_ids for row in rows):
+            return None
+        for row, slot, end in zip(rows, slots.tolist(), ends.tolist(), strict=True):
+            if row.draft_token_ids:
+                self.sequences.tokens[slot, end : end + len(row.draft_token_ids)] = (
+                    row.draft_token_ids
+                )
+        return np.fromiter((len(row.draft_token_ids) for row in rows), np.int32, len(rows))
 
     def _poolings(self, rows: list[Row], slots: Int32) -> dict[int, Pooling]:
         """The pooling of rows that contribute to a vector, by index; a row whose last layer is
@@ -184,7 +205,7 @@ class InputBuilder:
         starts: Int32,
         counts: Int32,
         sample: NDArray[np.uint8],
-        sampling: NDArray[np.intp],
+        sampled: tuple[NDArray[np.intp], Int32],
     ) -> StepInputs:
         seqs = self.sequences
         row_start = np.zeros(len(rows) + 1, np.int32)
@@ -196,6 +217,7 @@ class InputBuilder:
         future = self._fill_futures(rows, token_ids, row_start)
         logits = np.fromiter((_LOGITS[row.logits] for row in rows), np.uint8, len(rows))
         target_ids, target_logprobs = self._targets(slots, counts, token_slot, position, logits)
+        sampling, sampled_at = sampled
         width = max(1, int(seqs.table_len[slots].max(initial=0)))
         self._last = (plan.step_id, {row.seq_id: i for i, row in enumerate(rows)})
         return StepInputs(
@@ -210,7 +232,7 @@ class InputBuilder:
             target_ids=target_ids,
             target_logprobs=target_logprobs,
             copies=self._copies(plan),
-            sampling=self._sampling(slots[sampling], (starts + counts)[sampling], future[sampling]),
+            sampling=self._sampling(slots[sampling], sampled_at, future[sampling]),
             states=self._advance_states(rows),
             snapshots=self._snapshots(rows),
             slice=_slice_of(rows[-1]) if rows else None,
@@ -342,14 +364,15 @@ class InputBuilder:
         return starts, history
 
     def accept(self, step: PreparedStep, sampled: Int32) -> None:
-        """Store the step's sampled tokens, except those of sequences that have ended."""
+        """Store the tokens of the positions that the step reached, except those of sequences that
+        have ended."""
         seqs = self.sequences
-        slots, ends = step.slots[step.sampling], step.ends[step.sampling]
+        slots, ends = step.slots[step.sampling], step.inputs.sampling.position
         ids = np.fromiter((step.rows[i].seq_id for i in step.sampling), np.int64, len(slots))
         good = (sampled >= 0) & (seqs.seq_id[slots] == ids)
         slots, ends = slots[good], ends[good]
         seqs.tokens[slots, ends] = sampled[good]
-        seqs.length[slots] = ends + 1
+        seqs.length[slots] = ends + 1  # of a row's positions the last one counts
 
     def undo(self, step: PreparedStep) -> None:
         """Undo what `prepare` applied for a failed step; the newest step is undone first.

@@ -12,6 +12,7 @@ from tidemill.backends.base import (
     HIDDEN_ALL,
     HIDDEN_LAST,
     HIDDEN_NONE,
+    NOT_REACHED,
     Backend,
     LogprobArrays,
     StepHandle,
@@ -46,6 +47,7 @@ _SAMPLING_ERRORS = {
         "not_finite",
     ),
 }
+_NOTHING_SAMPLED: tuple[int, list[int]] = (0, [])
 _UNKNOWN_ERROR = ("the backend sampled no token", "internal")
 
 
@@ -160,20 +162,30 @@ class Runner:
 
 
 def _result(step: PreparedStep, outputs: StepOutputs, pooled: dict[int, bytes]) -> StepResult:
-    sampled = dict(zip(step.sampling.tolist(), outputs.sampled.tolist(), strict=True))
-    order = {index: s for s, index in enumerate(sampled)}
+    # Per row: its first sampled position, and the tokens of those it reached.
+    sampled: dict[int, tuple[int, list[int]]] = {}
+    for s, (i, token) in enumerate(
+        zip(step.sampling.tolist(), outputs.sampled.tolist(), strict=True)
+    ):
+        if i not in sampled:
+            sampled[i] = s, [token]
+        elif token != NOT_REACHED:
+            sampled[i][1].append(token)
     prompt = _prompt_logprobs(step, outputs.targets)
     wanted, beams = step.inputs.sampling.num_logprobs, step.inputs.sampling.candidates
     computed: dict[int, RowResult] = {}
     for i, row in enumerate(step.rows):
-        token = sampled.get(i)
-        if token is not None and beams is not None and beams[order[i]]:
-            computed[row.seq_id] = _beam_result(row.seq_id, token, outputs, order[i], wanted)
+        first, tokens = sampled.get(i, _NOTHING_SAMPLED)
+        if tokens and beams is not None and beams[first]:
+            computed[row.seq_id] = _beam_result(row.seq_id, tokens[0], outputs, first, wanted)
             continue
-        if token is not None and token < 0:
-            message, kind = _SAMPLING_ERRORS.get(token, _UNKNOWN_ERROR)
-            computed[row.seq_id] = RowResult(seq_id=row.seq_id, error=message, error_kind=kind)
-            continue
+        if tokens and tokens[-1] < 0:
+            if len(tokens) == 1:
+                message, kind = _SAMPLING_ERRORS.get(tokens[0], _UNKNOWN_ERROR)
+                computed[row.seq_id] = RowResult(seq_id=row.seq_id, error=message, error_kind=kind)
+                continue
+            # The next step fails there, without the drafts before: their tokens are good.
+            tokens = tokens[:-1]
         vector = pooled.get(i, b"")
         logprobs_of_prompt = prompt.get(i)
         if not (_is_finite(vector) and _are_numbers(logprobs_of_prompt)):
@@ -181,12 +193,14 @@ def _result(step: PreparedStep, outputs: StepOutputs, pooled: dict[int, bytes]) 
             computed[row.seq_id] = RowResult(seq_id=row.seq_id, error=message, error_kind=kind)
             continue
         logprobs = None
-        if token is not None and outputs.logprobs is not None and wanted[order[i]] >= 0:
-            s = order[i]
-            logprobs = (_token_logprob(token, outputs.logprobs, s, int(wanted[s])),)
+        if tokens and outputs.logprobs is not None and (width := int(wanted[first])) >= 0:
+            logprobs = tuple(
+                _token_logprob(token, outputs.logprobs, s, width)
+                for s, token in enumerate(tokens, first)
+            )
         computed[row.seq_id] = RowResult(
             seq_id=row.seq_id,
-            token_ids=() if token is None else (token,),
+            token_ids=tuple(tokens),
             logprobs=logprobs,
             prompt_logprobs=logprobs_of_prompt,
             pooled=vector,

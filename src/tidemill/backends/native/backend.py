@@ -60,8 +60,7 @@ class NativeHandle:
         return self._outputs is not None or self._core.done(seconds)
 
     def result(self) -> StepOutputs:
-        """See backends.base.StepHandle. `sampled` holds -1 where a mask or bans left no token,
-        and -2 where the logits are not finite."""
+        """See backends.base.StepHandle."""
         if self._outputs is None:
             sampled, logprobs, targets, logits, seconds, hidden = self._core.result()
             candidates = self._core.candidates()
@@ -106,6 +105,7 @@ class NativeBackend:
         check_tensors(spec, tensors)
         self.spec = spec
         self.options = options
+        self.verifies_drafts = spec.causal and not spec.state_bytes
         self._core = _core.Executor(options.threads, options.isa or "", options.dtype == "float32")
         self._packed = packed
         self._kv_dtype = options.kv_dtype

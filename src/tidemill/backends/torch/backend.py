@@ -26,7 +26,7 @@ from tidemill.backends.torch import latents, layers, recurrent
 from tidemill.backends.torch.cache import PagedCache
 from tidemill.backends.torch.hidden import LayerHidden, requested
 from tidemill.backends.torch.place import DTYPES, open_device, to_torch
-from tidemill.backends.torch.steps import Computed, Handle, StepThread
+from tidemill.backends.torch.steps import Computed, Handle, StepThread, sampled_positions
 from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError, unsupported
 from tidemill.models import tensors as names
 from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type
@@ -70,6 +70,7 @@ class TorchBackend:
         self._cache: PagedCache | None = None
         self._states = recurrent.States(spec, 0, str(self._device))
         self._steps = StepThread(self._compute, lambda: spec.vocab_size)
+        self.verifies_drafts = spec.causal and not spec.state_bytes
         self._progress = 0
 
     def _load(self, name: str, tensor: RawTensor) -> torch.Tensor:
@@ -476,13 +477,14 @@ class TorchBackend:
     def _logits(self, hidden: torch.Tensor, inputs: StepInputs) -> list[NDArray[np.float32]]:
         """Per row float32 [count, vocab] (an empty array for rows without logits)."""
         head = names.EMBED if self.spec.tied_embeddings else names.LM_HEAD
-        rows = []
+        rows, counts = [], sampled_positions(inputs).tolist()
         for row, wanted in enumerate(inputs.logits.tolist()):
             begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
             if wanted == LOGITS_NONE:
                 rows.append(np.empty((0, self.spec.vocab_size), np.float32))
                 continue
-            chosen = hidden[begin:end] if wanted == LOGITS_ALL else hidden[end - 1 : end]
+            first = begin if wanted == LOGITS_ALL else end - max(1, counts[row])
+            chosen = hidden[first:end]
             bias = self._weights.get(names.LM_HEAD_BIAS)
             values = F.linear(chosen, self._weights[head], bias).float()
             values = values * self.spec.logit_scale

@@ -6,16 +6,19 @@ import numpy as np
 import torch
 
 from tidemill.backends.base import HIDDEN_ALL, HIDDEN_LAST, HIDDEN_NONE, Float32, StepInputs
+from tidemill.backends.torch.steps import sampled_positions
 
 
 def requested(x: torch.Tensor, inputs: StepInputs) -> Float32 | None:
     """Of x [tokens, hidden], the tokens that `inputs.hidden` names: float32 [count, hidden]."""
     if inputs.hidden is None or not inputs.hidden.any():
         return None
-    parts = []
+    parts, counts = [], sampled_positions(inputs).tolist()
     for row, wanted in enumerate(inputs.hidden.tolist()):
         begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
-        first = {HIDDEN_NONE: end, HIDDEN_LAST: end - 1, HIDDEN_ALL: begin}[wanted]
+        first = {HIDDEN_NONE: end, HIDDEN_LAST: end - max(1, counts[row]), HIDDEN_ALL: begin}[
+            wanted
+        ]
         parts.append(x[first:end])
     return torch.cat(parts).float().cpu().numpy()
 

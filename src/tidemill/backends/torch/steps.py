@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tidemill.backends.base import (
     LOGITS_ALL,
+    NOT_REACHED,
     Float32,
     Int32,
     LogprobArrays,
@@ -39,24 +40,23 @@ class Handle:
         self.previous = previous
         self.future: Future[StepOutputs] = Future()
         self.sampled: Int32 | None = None
-        self.masks: dict[int, UInt8] = {}
+        self.masks: dict[tuple[int, int], UInt8] = {}
         self.closed = False
         self._changed = threading.Condition()
 
     def set_mask(self, row: int, draft: int, bits: UInt8) -> None:
         """See backends.base.StepHandle."""
-        if draft != 0:
-            raise TidemillError(ErrorKind.UNSUPPORTED, "this backend does not verify draft tokens")
         with self._changed:
-            self.masks[row] = np.array(bits, dtype=np.uint8)
+            self.masks[row, draft] = np.array(bits, dtype=np.uint8)
             self._changed.notify_all()
 
-    def wait_mask(self, row: int, vocab: int) -> NDArray[np.bool_]:
+    def wait_mask(self, row: int, draft: int, vocab: int) -> NDArray[np.bool_]:
         with self._changed:
-            self._changed.wait_for(lambda: row in self.masks or self.closed)
-            if row not in self.masks:
+            self._changed.wait_for(lambda: (row, draft) in self.masks or self.closed)
+            if (row, draft) not in self.masks:
                 raise TidemillError(ErrorKind.CANCELLED, "the backend was closed")
-            return np.unpackbits(self.masks[row], bitorder="little")[:vocab].astype(bool)
+            bits = self.masks[row, draft]
+            return np.unpackbits(bits, bitorder="little")[:vocab].astype(bool)
 
     def close(self) -> None:
         with self._changed:
@@ -77,13 +77,20 @@ class Computed:
     """Output of the layers of a step.
 
     Attributes:
-        rows: per row float32 [count, vocab]: logits of its last token, of all its tokens, or empty.
+        rows: per row float32 [count, vocab]: logits of its last token (of a row with drafts: of
+            each sampled position), of all its tokens, or empty.
         hidden, layer_hidden: see `StepOutputs`.
     """
 
     rows: list[Float32] = field(default_factory=list)
     hidden: Float32 | None = None
     layer_hidden: Float32 | None = None
+
+
+def sampled_positions(inputs: StepInputs) -> Int32:
+    """int32 [R]: how many positions each row samples."""
+    drafts = 0 if inputs.drafts is None else inputs.drafts
+    return np.asarray(inputs.sample * (1 + drafts), np.int32)
 
 
 Compute = Callable[[Int32, StepInputs], Computed]
@@ -115,6 +122,8 @@ class StepThread:
             raise TidemillError(
                 ErrorKind.INTERNAL, "the backend computes all layers of a row at once"
             )
+        if inputs.drafts is not None and inputs.states.size:
+            raise TidemillError(ErrorKind.INTERNAL, "no state is kept per draft of a row")
         self._in_flight = [h for h in self._in_flight if not h.done()]
         if len(self._in_flight) >= _MAX_IN_FLIGHT:
             raise TidemillError(ErrorKind.INTERNAL, "two steps are in flight already")
@@ -173,9 +182,9 @@ class StepThread:
         """The token that row `row` of the previous step sampled."""
         if previous is None or previous.sampled is None:
             raise TidemillError(ErrorKind.INTERNAL, "a future token refers to no earlier step")
-        index = int(previous.inputs.sample[:row].sum())
+        index = int(sampled_positions(previous.inputs)[:row].sum())
         token = int(previous.sampled[index])
-        if not previous.inputs.sample[row] or token < 0:
+        if int(sampled_positions(previous.inputs)[row]) != 1 or token < 0:
             raise TidemillError(ErrorKind.INTERNAL, f"row {row} of the previous step has no token")
         return token
 
@@ -186,17 +195,27 @@ class StepThread:
         sampled: list[int] = []
         chosen_rows: list[NDArray[np.float32]] = []
         beams: dict[int, candidates.Found | None] = {}
-        for row in np.flatnonzero(inputs.sample).tolist():
-            mask = handle.wait_mask(row, self._vocab_size()) if inputs.await_mask[row] else None
-            s, wanted = len(sampled), inputs.sampling.candidates
-            args = (rows[row][-1], s, inputs.sampling, mask, pending.get(row))
-            if wanted is not None and wanted[s]:
-                beams[s] = candidates.find(*args)
-                token = candidates.token_of(beams[s])
-            else:
-                token = sampling.sample(*args)
-            sampled.append(token)
-            chosen_rows.append(rows[row][-1])
+        wanted = inputs.sampling.candidates
+        for row, count in enumerate(sampled_positions(inputs).tolist()):
+            end = int(inputs.row_start[row + 1])
+            drafts = inputs.token_ids[end - count + 1 : end].tolist() if count else []
+            logits = rows[row][len(rows[row]) - count :]
+            reached = True
+            for j in range(count):
+                s, token = len(sampled), NOT_REACHED
+                if reached:
+                    mask = None
+                    if inputs.await_mask[row]:
+                        mask = handle.wait_mask(row, j, self._vocab_size())
+                    args = (logits[j], s, inputs.sampling, mask, pending.get(row))
+                    if wanted is not None and wanted[s]:
+                        beams[s] = candidates.find(*args)
+                        token = candidates.token_of(beams[s])
+                    else:
+                        token = sampling.sample(*args)
+                    reached = j < len(drafts) and token == drafts[j]
+                sampled.append(token)
+                chosen_rows.append(logits[j])
         widths = inputs.sampling.num_logprobs.tolist()
         targets, target_rows, target_widths = self._targets(inputs, rows)
         return StepOutputs(

@@ -47,6 +47,7 @@ class TransformersBackend:
     """
 
     slices_layers = False
+    verifies_drafts = False
 
     def __init__(self, spec: DecoderSpec, tensors: TensorMap, options: BackendOptions) -> None:
         foreign = spec.foreign
