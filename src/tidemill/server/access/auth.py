@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidemill.server.access.keys import Key, KeyStore, NoKeys, Role
+from tidemill.server.access.keys import NOBODY, Key, KeyStore, NoKeys, Owner, Role
+from tidemill.server.access.policy import OPEN, Policy
 from tidemill.server.errors import Rejection, problem_response, reject
 
 PROBES = frozenset({"/healthz", "/readyz", "/health", "/ping"})
@@ -37,6 +38,9 @@ class Principal:
         role: its permissions; None on a probe without a valid key.
         weight: share of the engine relative to other clients.
         cache_salt: prefixes are shared only between equal salts; empty: with all.
+        key_id: of a key in the database; empty: none.
+        owner: whose that key is.
+        policy: what that key may, beyond its role.
     """
 
     client_id: str
@@ -44,6 +48,24 @@ class Principal:
     role: Role | None
     weight: float = 1.0
     cache_salt: str = ""
+    key_id: str = ""
+    owner: Owner = NOBODY
+    policy: Policy = OPEN
+
+    @property
+    def organisation(self) -> str:
+        """Id of the organisation; empty: none."""
+        return self.owner.organisation
+
+    @property
+    def team(self) -> str:
+        """Id of the team; empty: none."""
+        return self.owner.team
+
+    @property
+    def user(self) -> str:
+        """Id of the user; empty: none."""
+        return self.owner.user
 
     def salt_for(self, requested: str | None) -> str:
         """The cache salt of a request whose field `cache_salt` is `requested`.
@@ -78,8 +100,13 @@ def by_address(host: str, role: Role | None) -> Principal:
 
 
 def _by_key(key: Key, share: bool) -> Principal:
-    salt = "" if share else hashlib.sha256(f"key\0{key.name}".encode()).hexdigest()[:32]
-    return Principal(f"key:{key.name}", key.name, key.role, key.weight, salt)
+    salt = "" if share else hashlib.sha256(f"key\0{key.id or key.name}".encode()).hexdigest()[:32]
+    return Principal(
+        *(f"key:{key.name}", key.name, key.role, key.weight, salt),
+        key_id=key.id,
+        owner=key.owner,
+        policy=key.policy,
+    )
 
 
 class AuthMiddleware:

@@ -23,6 +23,7 @@ import msgspec
 
 from tidemill.base.errors import TidemillError, config_error
 from tidemill.base.files import open_regular
+from tidemill.server.access.policy import OPEN, Policy
 
 MAX_FILE_BYTES = 16 * 2**20
 MAX_WEIGHT = 1e6
@@ -39,8 +40,30 @@ class Role(StrEnum):
     """What the holder of a key may do."""
 
     ADMIN = "admin"  # everything
+    MANAGER = "manager"  # as user; and the keys, limits and usage of its own team
     USER = "user"  # generation, tokenization, models
     METRICS = "metrics"  # /metrics alone
+    AUDITOR = "auditor"  # reads keys, teams, usage and the audit trail; changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a key is.
+
+    Attributes:
+        organisation, team, user: their ids; empty: none.
+        organisation_name, team_name, user_name: for messages and reports.
+    """
+
+    organisation: str = ""
+    team: str = ""
+    user: str = ""
+    organisation_name: str = ""
+    team_name: str = ""
+    user_name: str = ""
+
+
+NOBODY = Owner()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +75,18 @@ class Key:
         digest: SHA-256 of the key, 32 bytes.
         role: its permissions.
         weight: its share of the engine relative to other clients.
+        id: of a key in the database; empty: it comes from a file or the command line.
+        owner: whose it is; of a key in the database.
+        policy: what else it may.
     """
 
     name: str
     digest: bytes
     role: Role = Role.USER
     weight: float = 1.0
+    id: str = ""
+    owner: Owner = NOBODY
+    policy: Policy = OPEN
 
 
 class KeyStore(Protocol):

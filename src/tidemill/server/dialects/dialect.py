@@ -19,8 +19,10 @@ from tidemill.text.template import ChatTemplate
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
 PUBLIC: frozenset[Role] = frozenset()
-USERS = frozenset({Role.ADMIN, Role.USER})
+USERS = frozenset({Role.ADMIN, Role.MANAGER, Role.USER})
 ADMINS = frozenset({Role.ADMIN})
+MANAGERS = frozenset({Role.ADMIN, Role.MANAGER})
+READERS = frozenset({Role.ADMIN, Role.MANAGER, Role.AUDITOR})
 METRICS_READERS = frozenset({Role.ADMIN, Role.METRICS})
 
 
