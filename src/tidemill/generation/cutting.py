@@ -9,14 +9,22 @@ from tidemill.base.errors import bad_request
 from tidemill.contract.resolve import check_input
 from tidemill.generation.pace import Pace
 from tidemill.generation.prepare import HEAD_CHARS, check_ids
-from tidemill.generation.request import Cut, Model, Source
+from tidemill.generation.request import Cut, Model, Parts, Source
+from tidemill.generation.wording import joined
 
 if TYPE_CHECKING:
     from tidemill.text.vectors import Input
 
 
 async def cut_source(
-    model: Model, source: Source, param: str, most: int, cut: Cut, pace: Pace
+    model: Model,
+    source: Source,
+    param: str,
+    most: int,
+    cut: Cut,
+    pace: Pace,
+    *,
+    add_special: bool = True,
 ) -> tuple[tuple[int, ...], bool]:
     """Token ids of one input, at most `most`, and whether some were left out.
 
@@ -27,11 +35,13 @@ async def cut_source(
     """
     if not source:
         raise bad_request(param, f"{param} is empty")
+    if isinstance(source, Parts):
+        source = await joined(model, source, param, pace, add_special=add_special)
     if not isinstance(source, str):
         kept = _side(source, most, cut)
         await check_ids(kept, model.info.vocab_size, param, pace)
         return tuple(kept), len(kept) < len(source)
-    prefix, suffix = model.tokenizer.affixes
+    prefix, suffix = model.tokenizer.affixes if add_special else ((), ())
     room = most - len(prefix) - len(suffix)
     if room < 1:
         raise bad_request(

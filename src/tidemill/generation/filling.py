@@ -8,7 +8,8 @@ from tidemill.base.errors import unsupported
 from tidemill.contract.resolve import check_prompt
 from tidemill.generation.pace import Pace
 from tidemill.generation.prepare import check_ids, encode_text
-from tidemill.generation.request import Gap, GenerateRequest, Model, Source
+from tidemill.generation.request import Gap, GenerateRequest, Model, Parts, Source
+from tidemill.generation.wording import joined
 from tidemill.text.fill_middle import FillMarks, fill_marks
 
 
@@ -51,6 +52,8 @@ async def gap_prompts(
 async def _prefix(model: Model, source: Source, param: str, pace: Pace) -> tuple[int, ...]:
     if isinstance(source, str):
         return await encode_text(model, source, param, pace, add_special=False)
+    if isinstance(source, Parts):
+        source = await joined(model, source, param, pace, add_special=False)
     check_prompt(max(1, len(source)), model.info.max_model_len, param=param)
     if source:
         await check_ids(source, model.info.vocab_size, param, pace)

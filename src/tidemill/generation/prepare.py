@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidemill.base.errors import bad_request, unsupported
 from tidemill.contract.program import OutputProgram
@@ -16,7 +16,15 @@ from tidemill.contract.resolve import ContextLengthError, check_input, check_pro
 from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import Caller
 from tidemill.generation.pace import INLINE, Pace, slices
-from tidemill.generation.request import GenerateRequest, Model, Source
+from tidemill.generation.request import (
+    FITTING,
+    NO_TEXTS,
+    Cut,
+    GenerateRequest,
+    Model,
+    Parts,
+    Source,
+)
 from tidemill.text.answering import (
     AnswerRules,
     ChatSide,
@@ -50,6 +58,7 @@ class Prepared:
         rules: constraints on the outputs, and how they are parsed.
         options: the tools, thinking and constraint that the rules were made from.
         dropped: indices of the messages that were left out (`GenerateRequest.drop_oldest`).
+        cut: names of the prompts of which only the end is used (`GenerateRequest.keep_last`).
     """
 
     request: GenerateRequest
@@ -58,6 +67,7 @@ class Prepared:
     rules: AnswerRules
     options: OutputOptions = _NO_OPTIONS
     dropped: tuple[int, ...] = ()
+    cut: tuple[str, ...] = ()
 
     @property
     def at_start(self) -> bool:
@@ -138,20 +148,23 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
     """
     check_generates(model)
     request = model.preset.applied(request)
-    sampling = request.sampling.validate(model.info.vocab_size)
+    request = await _with_ids(model, request, pace)
+    sampling = request.sampling
     size = context_of(model, request)
     dropped: tuple[int, ...] = ()
+    cut: tuple[str, ...] = ()
     if request.messages is not None:
         fit = _conversation if not request.drop_oldest else _fitting
-        text, options, ids, dropped = await fit(model, request, pace)
-        prompts = [ids]
-        rules = rules_of(model.chat, options, text, continued=request.continued)
+        found = await fit(model, request, pace)
+        prompts, dropped, options = [found.ids], found.dropped, found.options
+        cut = (request.names.prompt,) if found.cut else ()
+        rules = rules_of(model.chat, options, found.text, continued=request.continued)
     else:
         options = _NO_OPTIONS
         rules = text_rules(request.output.constraint, sampling, model.chat.prepare)
         if request.program is not None:
             rules = AnswerRules(program=request.program)
-        prompts, request = await _sources(model, request, pace)
+        prompts, request, cut = await _sources(model, request, pace)
         sampling = request.sampling
     names = request.names
     resolved = [
@@ -169,22 +182,62 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
         )
         for prompt, name in zip(prompts, names.numbered(len(prompts)), strict=True)
     ]
-    return Prepared(request, prompts, resolved, rules, options, dropped)
+    return Prepared(request, prompts, resolved, rules, options, dropped, cut)
+
+
+async def _with_ids(model: Model, request: GenerateRequest, pace: Pace) -> GenerateRequest:
+    """The request with checked sampling parameters, in which ids stand for texts."""
+    vocab_size = model.info.vocab_size
+    if request.texts == NO_TEXTS:
+        return replace(request, sampling=request.sampling.validate(vocab_size))
+    from tidemill.generation.wording import with_texts  # few requests need it
+
+    sampling = await with_texts(model, request.sampling, request.texts, pace)
+    return replace(request, sampling=sampling)
 
 
 async def _sources(
     model: Model, request: GenerateRequest, pace: Pace
-) -> tuple[list[tuple[int, ...]], GenerateRequest]:
-    """Token ids of the prompts that are continued, and the request with what follows from them."""
+) -> tuple[list[tuple[int, ...]], GenerateRequest, tuple[str, ...]]:
+    """Token ids of the prompts that are continued, the request with what follows from them, and
+    the names of prompts that were cut."""
     if request.gap is not None:
         from tidemill.generation.filling import gap_prompts  # few requests need it
 
-        return await gap_prompts(model, request, request.gap, pace)
+        return *await gap_prompts(model, request, request.gap, pace), ()
     names = request.names.numbered(request.num_prompts)
-    return [
-        await encode_source(model, source, name, pace, keep_last=request.keep_last)
-        for source, name in zip(request.prompts, names, strict=True)
-    ], request
+    special, prompts, cut = request.add_special is not False, [], []
+    for source, name in zip(request.prompts, names, strict=True):
+        if request.keep_last is None:
+            ids = await encode_source(model, source, name, pace, add_special=special)
+        else:
+            ids, shortened = await _end_of(model, source, name, request, pace, add_special=special)
+            cut += [name] if shortened else []
+            check_prompt(len(ids), model.info.max_model_len, param=name)
+        prompts.append(ids)
+    return prompts, request, tuple(cut)
+
+
+async def _end_of(
+    model: Model,
+    source: Source,
+    name: str,
+    request: GenerateRequest,
+    pace: Pace,
+    *,
+    add_special: bool,
+) -> tuple[tuple[int, ...], bool]:
+    """The last tokens of a prompt (`GenerateRequest.keep_last`), and whether some were left out."""
+    from tidemill.generation.cutting import cut_source  # few requests need it
+
+    most = request.keep_last
+    assert most is not None
+    if most == FITTING:
+        size = context_of(model, request)
+        most = max(1, size - (request.sampling.max_tokens or max(1, size // 8)))
+    # So few tokens that the tokenizer's own would leave no place for the text's.
+    add_special = add_special and most > sum(map(len, model.tokenizer.affixes))
+    return await cut_source(model, source, name, most, Cut.START, pace, add_special=add_special)
 
 
 def context_of(model: Model, request: GenerateRequest) -> int:
@@ -223,21 +276,33 @@ def _bounded(sampling: SamplingParams, room: int, request: GenerateRequest) -> S
     return sampling.with_values({"max_tokens": None})
 
 
-_Rendered = tuple[str, OutputOptions, tuple[int, ...], tuple[int, ...]]
+class _Rendered(NamedTuple):
+    """A conversation's text, the options that it was rendered with, its token ids, the messages
+    that are not in it, and whether tokens of its beginning are not."""
+
+    text: str
+    options: OutputOptions
+    ids: tuple[int, ...]
+    dropped: tuple[int, ...]
+    cut: bool
 
 
 async def _conversation(
     model: Model, request: GenerateRequest, pace: Pace, dropped: Sequence[int] = ()
 ) -> _Rendered:
-    """A conversation's text, options and token ids, without the messages that are dropped."""
+    """A conversation without the messages that are dropped."""
     if dropped:
         assert request.messages is not None
         kept = [m for i, m in enumerate(request.messages) if i not in set(dropped)]
         request = replace(request, messages=kept)
     # A template may take up to its time bound.
     text, options = await pace.call(rendered, model.template, model.chat, request)
-    ids = await encode_text(model, text, request.names.prompt, pace, add_special=False)
-    return text, options, ids, tuple(dropped)
+    name, special, cut = request.names.prompt, bool(request.add_special), False
+    if request.keep_last is None:
+        ids = await encode_text(model, text, name, pace, add_special=special)
+    else:
+        ids, cut = await _end_of(model, text, name, request, pace, add_special=special)
+    return _Rendered(text, options, ids, tuple(dropped), cut)
 
 
 async def _fitting(model: Model, request: GenerateRequest, pace: Pace) -> _Rendered:
@@ -257,9 +322,9 @@ async def _fitting(model: Model, request: GenerateRequest, pace: Pace) -> _Rende
             found = await _conversation(model, request, pace, dropped)
         except ContextLengthError as error:
             return error
-        if len(found[2]) + room <= size:
+        if len(found.ids) + room <= size:
             return found
-        message = f"the prompt has {len(found[2])} tokens, and the context holds {size}"
+        message = f"the prompt has {len(found.ids)} tokens, and the context holds {size}"
         return ContextLengthError(request.names.prompt, message)
 
     whole = await attempt((), asked or 1)
@@ -361,28 +426,30 @@ async def encode_source(
     pace: Pace = INLINE,
     *,
     output_tokens: int = 1,
-    keep_last: int | None = None,
+    add_special: bool = True,
 ) -> tuple[int, ...]:
     """Token ids of one prompt or input, checked.
 
     Args:
         model: the model.
-        source: a text or token ids.
+        source: a text, token ids, or parts of both kinds.
         param: names it in errors.
         pace: see `prepare`.
         output_tokens: tokens of output that the context must hold after it.
-        keep_last: only its last so many tokens are used; None: all.
+        add_special: the tokenizer's start (and end) tokens go around a text.
     """
+    if isinstance(source, Parts):
+        from tidemill.generation.wording import joined  # few requests need it
+
+        source = await joined(model, source, param, pace, add_special=add_special)
     if not source:
         # The model's start token would suffice, but an empty string is probably an error.
         raise bad_request(param, f"{param} is empty")
     if isinstance(source, str):
-        ids = await encode_text(model, source, param, pace)
-        ids = ids if keep_last is None else ids[-keep_last:]
+        ids = await encode_text(model, source, param, pace, add_special=add_special)
         _check_length(model, len(ids), param, output_tokens)
         await pace.pause()  # there may be many
         return ids
-    source = source if keep_last is None else source[-keep_last:]
     # Before the ids are validated: there may be millions.
     _check_length(model, len(source), param, output_tokens)
     await check_ids(source, model.info.vocab_size, param, pace)

@@ -19,8 +19,17 @@ from tidemill.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from tidemill.generation.preset import Preset
 
-Source = str | Sequence[int]
-"""A prompt or input: a text, or token ids."""
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A prompt of texts and token ids, joined in this order. Start tokens go before a text at its
+    beginning, as before a prompt that is a text."""
+
+    parts: Sequence[str | Sequence[int]]
+
+
+Source = str | Sequence[int] | Parts
+"""A prompt or input: a text, token ids, or parts of both kinds."""
 
 
 class Model(Protocol):
@@ -86,6 +95,26 @@ class Gap:
     begun: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenTexts:
+    """What a request says of tokens by their texts instead of their ids.
+
+    Attributes:
+        biased: texts and the bias that each of their tokens gets, like `SamplingParams.logit_bias`,
+            whose entries take precedence; of two texts with a token in common the later one does.
+        banned: texts that the output must not contain, each as it is tokenized alone and after a
+            space.
+    """
+
+    biased: Sequence[tuple[str, float]] = ()
+    banned: Sequence[str] = ()
+
+
+NO_TEXTS = TokenTexts()
+
+FITTING = -1
+"""`GenerateRequest.keep_last`: as many tokens as fit."""
+
 _PLAIN_NAMES = Names()
 _NO_OUTPUT_REQUEST = OutputRequest()
 _NO_PROMPT_OPTIONS = PromptOptions()
@@ -105,7 +134,11 @@ class GenerateRequest:
         adapter: name of a loaded adapter; None: the base model.
         drop_oldest: the oldest messages may be left out where the conversation does not fit.
         clip_max_tokens: an output bound beyond the context means what is left of it.
-        keep_last: only the last so many tokens of each of `prompts` are used; None: all.
+        texts: tokens by their texts, with what holds of them.
+        keep_last: only the last so many tokens of each prompt are used (FITTING: as many as fit
+            beside the output; one without a bound gets an eighth of the context); None: all.
+        add_special: the tokenizer's start (and end) tokens go around texts; None: around `prompts`,
+            but not around a conversation, whose template writes them.
         scored: only the prompt is scored: the one token that a step samples is not output.
         gap: the prompts end at a gap, which the output fills; excludes `messages`.
         context: tokens of prompt and output together; None: as many as the model takes. More
@@ -126,7 +159,9 @@ class GenerateRequest:
     adapter: str | None = None
     drop_oldest: bool = False
     clip_max_tokens: bool = False
+    texts: TokenTexts = NO_TEXTS
     keep_last: int | None = None
+    add_special: bool | None = None
     scored: bool = False
     gap: Gap | None = None
     context: int | None = None

@@ -26,13 +26,27 @@ def token_entry(piece: bytes, logprob: float) -> dict[str, Any]:
     return {"token": piece.decode(errors="replace"), "logprob": finite(logprob), "bytes": [*piece]}
 
 
-def token_entries(tokenizer: Tokenizer, pieces: Sequence[TokenPiece]) -> list[dict[str, Any]]:
-    """One entry per token, with the likeliest alternatives."""
+def token_entries(
+    tokenizer: Tokenizer, pieces: Sequence[TokenPiece], *, as_ids: bool = False
+) -> list[dict[str, Any]]:
+    """One entry per token, with the likeliest alternatives.
+
+    Args:
+        tokenizer: the vocabulary.
+        pieces: the tokens.
+        as_ids: tokens are named by their ids; see `id_name`.
+    """
     entries = []
     for item in pieces:
-        entry = token_entry(item.piece, item.logprob.logprob)
-        entry["top_logprobs"] = [
-            token_entry(tokenizer.token_bytes(token), value) for token, value in item.logprob.top
-        ]
-        entries.append(entry)
+        tokens = [(item.logprob.token_id, item.logprob.logprob), *item.logprob.top]
+        bytes_of = [item.piece, *(tokenizer.token_bytes(token) for token, _ in item.logprob.top)]
+        made = [token_entry(p, v) for p, (_, v) in zip(bytes_of, tokens, strict=True)]
+        if as_ids:
+            made = [e | {"token": id_name(t)} for e, (t, _) in zip(made, tokens, strict=True)]
+        entries.append({**made[0], "top_logprobs": made[1:]})
     return entries
+
+
+def id_name(token_id: int) -> str:
+    """A token's id in place of its text, as vLLM writes it."""
+    return f"token_id:{token_id}"

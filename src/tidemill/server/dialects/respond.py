@@ -16,6 +16,7 @@ from tidemill.base.log import get_logger
 from tidemill.generation.caller import ANONYMOUS
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.context import ServerContext
+from tidemill.server.dialects.truncated import name_truncated
 from tidemill.server.errors import Problem, fail, problem_response
 from tidemill.server.host.answer import Format, write_stream, write_whole
 from tidemill.server.host.begin import begin_generation
@@ -153,6 +154,7 @@ class GeneratedAnswer(Response):
         finally:
             state.hold.close()
         state.generation = generation  # for the log of requests
+        name_truncated(self._request, generation.prepared.cut)
         log.debug(
             "request %s: %s, %d prompt tokens, %d choices",
             *(state.request_id, self._id),

@@ -20,6 +20,7 @@ from tidemill.generation.vectors import (
 )
 from tidemill.server.admission.answers import AnswerSize, vectors_size
 from tidemill.server.context import ServerContext
+from tidemill.server.dialects.truncated import name_truncated
 from tidemill.server.host.pace import LOOP
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.vectors import Vectors
@@ -27,12 +28,6 @@ from tidemill.telemetry.record import Operation
 
 if TYPE_CHECKING:
     from tidemill.text.pooled import Float32
-
-TRUNCATED_HEADER = "x-tidemill-truncated"
-"""Names the inputs of which a part was left out; absent where all were read whole."""
-
-NAMED_AT_MOST = 32
-"""Inputs that the header names; the others are counted."""
 
 VECTORS_AT_ONCE = 8
 """Vectors that are encoded without yielding to the event loop."""
@@ -147,12 +142,7 @@ async def score_pairs(request: Request, model: ServedModel, asked: ScoreRequest)
 def _prepared(request: Request, prepared: PreparedInputs) -> None:
     """Release the body's memory, and have a header of the response name the inputs that are cut."""
     request.state.hold.close()
-    if not prepared.cut:
-        return
-    shown = ", ".join(prepared.cut[:NAMED_AT_MOST])
-    more = len(prepared.cut) - NAMED_AT_MOST
-    shown += f" and {more} more" if more > 0 else ""
-    request.state.answer_headers = {TRUNCATED_HEADER: shown}
+    name_truncated(request, prepared.cut)
 
 
 def _size(context: ServerContext, asked: EmbedRequest, length: int, form: VectorForm) -> AnswerSize:

@@ -95,7 +95,7 @@ def test_several_prompts(http: httpx.Client) -> None:
 def test_parameters(http: httpx.Client, engine: ScriptedEngine) -> None:
     body = {
         **{"prompt": "a", "top_k": 5, "top_p": 0.5, "min_p": 0.1, "repeat_penalty": 1.1},
-        **{"repeat_last_n": -1, "logit_bias": [[5, 2.5], ["6", False]], "n_predict": 10**6},
+        **{"repeat_last_n": -1, "logit_bias": [[5, 2.5], [6, False], ["é", 1]], "n_predict": 10**6},
         **{"ignore_eos": False, "id_slot": 3, "t_max_predict_ms": 100, "seed": -1},
         "samplers": "edkypmxt",
     }
@@ -104,7 +104,10 @@ def test_parameters(http: httpx.Client, engine: ScriptedEngine) -> None:
     assert http.post("/completion", json=body).status_code == 200
     sampling = engine.requests[-1].sampling
     assert (sampling.top_k, sampling.top_p, sampling.min_p) == (5, 0.5, 0.0)  # min_p is not named
-    assert sampling.repetition_penalty == 1.1 and sampling.logit_bias == {5: 2.5, 6: -100.0}
+    assert sampling.repetition_penalty == 1.1 and sampling.logit_bias == {
+        **{0xC3: 1.0, 0xA9: 1.0},  # each token of a text
+        **{5: 2.5, 6: -100.0},
+    }
     assert sampling.max_tokens == 254
     for ruled, kind in (
         ({"grammar": 'root ::= "a"'}, "gbnf"),
@@ -126,7 +129,7 @@ def test_parameters(http: httpx.Client, engine: ScriptedEngine) -> None:
         ({"dry_multiplier": 0.8}, "dry_multiplier"),
         ({"samplers": ["top_p", "temperature"]}, "samplers"),
         ({"samplers": ["magic"]}, "samplers"),
-        ({"logit_bias": [["a", 1]]}, "logit_bias"),
+        ({"logit_bias": [["", 1]]}, "logit_bias"),
         ({"logit_bias": 3}, "logit_bias"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ["a", [1], 2]}, "prompt"),

@@ -34,10 +34,16 @@ COMMON: dict[str, list[Any]] = {
     "ignore_eos": [1, "true", []],
     "n": ["1", 1.5, True, 0, -1, 129, HUGE],
     "logit_bias": [
-        *("x", {"a": 1}, {"-1": 1}, {"1_0": 1}, {" 1": 1}, {"٣": 1}, {"320": 1}),
+        *("x", {"": 1}, {"-1": 1}, {"x" * 1025: 1}, {" 1": 1}, {"٣": 1}, {"320": 1}),
+        *([1], [[1]], [[-1, 1]], [["", 1]], [[1, True]], {"a": 101}),
         *({"1": "1"}, {"1": True}, {"1": 101}, {"1": None}, {str(HUGE): 1}),
     ],
     "include_effective": [1, "yes"],
+    "echo": [1, "true"],
+    "add_special_tokens": [1, "true"],
+    "truncate_prompt_tokens": [0, -2, "1", True],
+    "return_token_ids": [1],
+    "timings_per_token": ["yes"],
     "cache_salt": [1, "", "x" * 257, []],
     "user": [1, {}],
     "metadata": ["x", []],
@@ -84,10 +90,9 @@ CHAT_ONLY: dict[str, list[Any]] = {
     "function_call": ["auto", {"name": "f"}],
     "modalities": [["audio"], "text"],
     "audio": [{}],
-    "prediction": [{}],
+    "prediction": [{}, {"type": "content"}, {"type": "x", "content": "y"}, "x"],
     "web_search_options": [{}],
     "prompt": ["x"],
-    "echo": [True],
 }
 TEXT_ONLY: dict[str, list[Any]] = {
     "prompt": [
@@ -95,7 +100,6 @@ TEXT_ONLY: dict[str, list[Any]] = {
         *([[1], "a"], [["a"]], [-1], [320], [HUGE], [[1], [320]], ["a"] * 257, "x" * 300),
     ],
     "logprobs": [True, -1, 21, "1", 1.5],
-    "echo": [1, "true"],
     "suffix": ["x", 1],
     "best_of": [2, 0, "1", True],
     "messages": [[{"role": "user", "content": "x"}]],

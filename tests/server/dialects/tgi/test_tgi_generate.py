@@ -144,7 +144,7 @@ def test_parameters_reach_the_engine(url: str, engine: ScriptedEngine) -> None:
     answer = _post(url, parameters={**asked, "details": True}).json()
     request = engine.requests[-1]
     sampling = request.sampling
-    assert request.prompt_token_ids == tuple(b"ea")
+    assert request.prompt_token_ids == (256, *b"a")
     assert (sampling.top_k, sampling.top_p, sampling.repetition_penalty) == (7, 0.75, 1.25)
     assert (sampling.frequency_penalty, sampling.seed, sampling.max_tokens) == (0.5, -1, 12)
     assert answer["details"]["seed"] == 2**64 - 1

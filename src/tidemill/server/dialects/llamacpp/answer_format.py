@@ -193,24 +193,7 @@ class LlamaFormat:
     def _timings(self, index: int) -> dict[str, Any]:
         answer = self._answers[index]
         cached = self._generation.cached_tokens if len(self._answers) == 1 else 0
-        prompt, output = self._evaluated(index) - cached, len(answer.tokens)
-        prompt_ms, output_ms = answer.times.prompt_seconds * 1e3, answer.times.output_seconds * 1e3
-        return {
-            "cache_n": cached,
-            "prompt_n": prompt,
-            "prompt_ms": prompt_ms,
-            **_rates("prompt", prompt, prompt_ms),
-            "predicted_n": output,
-            "predicted_ms": output_ms,
-            **_rates("predicted", output, output_ms),
-        }
-
-
-def _rates(name: str, count: int, milliseconds: float) -> dict[str, float]:
-    return {
-        f"{name}_per_token_ms": milliseconds / count if count else 0.0,
-        f"{name}_per_second": 1e3 * count / milliseconds if milliseconds else 0.0,
-    }
+        return answer.times.timings(self._evaluated(index), cached, len(answer.tokens))
 
 
 def _selected(document: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:

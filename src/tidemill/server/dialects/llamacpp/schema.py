@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
+from tidemill.server.dialects.biases import LogitBias
 from tidemill.server.dialects.fields import Fields
 from tidemill.server.dialects.id_lists import Ids
 from tidemill.server.dialects.keep_alive import KeepAlive
@@ -42,47 +42,26 @@ def _check_prompt(value: Any) -> None:
         return
     if not isinstance(value, list):
         raise wrong_type("expected a text, token ids, or a list of prompts")
-    if not all(isinstance(one, str) or _is_ids(one) for one in value):
-        raise unsupported(
-            "a prompt is a text or token ids; texts and ids in one prompt are not taken: tokenize "
-            "the texts by POST /tokenize"
+    if not _is_mixed(value) and not all(map(_is_prompt, value)):
+        raise wrong_type(
+            "a prompt is a text, token ids, or a list of texts and token ids; several prompts are "
+            "a list of those"
         )
+
+
+def _is_prompt(value: object) -> bool:
+    """One prompt of several: a text, token ids, or a list of texts and token ids."""
+    return isinstance(value, str) or _is_ids(value) or _is_mixed(value)
+
+
+def _is_mixed(value: object) -> bool:
+    return isinstance(value, list) and all(type(one) in (int, str) for one in value)
 
 
 def _check_texts(value: Any) -> None:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise wrong_type("expected a text or a list of texts")
-
-
-def _check_bias(value: Any) -> None:
-    biases_of(value)
-
-
-def biases_of(value: Any) -> dict[int, float]:
-    """Token id -> bias; `false` bans a token.
-
-    Raises:
-        InvalidField: it is no list of pairs and no object.
-    """
-    pairs = list(value.items()) if isinstance(value, Mapping) else value
-    found: dict[int, float] = {}
-    if not isinstance(pairs, list):
-        raise wrong_type("expected a list of pairs [token id, bias]")
-    for pair in pairs:
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise wrong_type("expected pairs of a token id and a bias")
-        token, bias = pair
-        if isinstance(token, str):
-            if not (token.isascii() and token.isdigit() and len(token) < 11):
-                raise unsupported("texts have no bias here: send token ids (POST /tokenize)")
-            token = int(token)
-        if type(token) is not int or not 0 <= token < 2**31:
-            raise wrong_type("a token id must be a whole number from 0 on")
-        if bias is not False and type(bias) not in (int, float):
-            raise wrong_type(f"the bias of {token} must be a number or false")
-        found[token] = -100.0 if bias is False else float(bias)
-    return found
 
 
 def samplers_of(value: Any) -> list[str]:
@@ -145,7 +124,7 @@ class LlamaGeneration(Body, kw_only=True):
     seed: int | None = None
     ignore_eos: bool | None = None
     stop: Annotated[Any, checked(_check_texts, _ANY_TEXTS)] = None
-    logit_bias: Annotated[Any, checked(_check_bias, {})] = None
+    logit_bias: LogitBias = None
     n_probs: int | None = None
     samplers: Annotated[Any, checked(_check_samplers, _ANY_TEXTS)] = None
     grammar: str | None = None

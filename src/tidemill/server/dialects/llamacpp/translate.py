@@ -10,13 +10,14 @@ from starlette.requests import Request
 from tidemill.base.errors import bad_request
 from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import Caller
-from tidemill.generation.request import Gap, GenerateRequest, Names, Source
+from tidemill.generation.request import Gap, GenerateRequest, Names, Parts, Source, TokenTexts
 from tidemill.server.access.limits import Limits
+from tidemill.server.dialects.biases import biases_of
+from tidemill.server.dialects.id_lists import Ids
 from tidemill.server.dialects.llamacpp.schema import (
     LlamaCompletion,
     LlamaGeneration,
     LlamaInfill,
-    biases_of,
     samplers_of,
 )
 from tidemill.text.answering import OutputRequest
@@ -46,18 +47,28 @@ def name_fields(request: Request) -> None:
 
 
 def sources_of(prompt: Any, limit: int, param: str = "prompt") -> list[Source]:
-    """The prompts of a request: one, or a list of them.
+    """The prompts of a request: one, or a list of them. A list of texts is several prompts, one of
+    texts and ids is one.
 
     Raises:
         TidemillError: kind BAD_REQUEST when there are more than `limit`, or none.
     """
-    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+    if isinstance(prompt, str | Ids) or (prompt and all(type(one) is int for one in prompt)):
         return [prompt]
     if not prompt:
         raise bad_request(param, f"{param} is empty")
     if len(prompt) > limit:
         raise bad_request(param, f"at most {limit} at once are taken as {param}, got {len(prompt)}")
-    return list(prompt)
+    if any(type(one) is int for one in prompt):
+        return [_source(prompt)]
+    return [one if isinstance(one, str | Ids) else _source(one) for one in prompt]
+
+
+def _source(prompt: list[Any]) -> Source:
+    """A prompt that is a list: of ids, or of texts and ids."""
+    if all(type(one) is int for one in prompt):
+        return prompt
+    return Parts([one if isinstance(one, str) else (one,) for one in prompt])
 
 
 def completion_request(
@@ -96,6 +107,7 @@ def _request(
         gap=gap,
         sampling=_sampling(body, scored=scored),
         output=OutputRequest.read(fields),
+        texts=TokenTexts(biases_of(body.logit_bias or [])[1]),
         scored=scored,
         ends_with_context=True,
         caller=caller,
@@ -117,5 +129,5 @@ def _sampling(body: LlamaGeneration, *, scored: bool) -> SamplingParams:
                 values |= without
     stop = body.stop or ()
     values["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
-    values["logit_bias"] = biases_of(body.logit_bias or [])
+    values["logit_bias"] = biases_of(body.logit_bias or [])[0]
     return SamplingParams(**values)

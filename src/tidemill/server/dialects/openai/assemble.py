@@ -18,6 +18,7 @@ from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.openai.echo import EchoedPrompt
 from tidemill.server.dialects.openai.effective import effective
 from tidemill.server.dialects.openai.logprobs import CompletionLogprobs, prompt_entries
+from tidemill.server.dialects.times import Times
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.pieces import Document
@@ -31,14 +32,33 @@ Effective = Callable[[Generation], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """What an answer's choices have beside texts, where a request asks for it.
+
+    Attributes:
+        token_ids: the ids of prompt and output.
+        tokens_as_ids: tokens in logprobs are named by their ids.
+    """
+
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+
+
+PLAIN = Shown()
+
+
+@dataclass(frozen=True, slots=True)
 class Envelope:
     """The fields that all documents and chunks of an answer repeat.
 
     Attributes:
         id, created, model, fingerprint: as in the API.
         include_usage: a stream ends with a usage chunk (and other chunks say ``usage: null``).
-        running_usage: computes the usage of the other chunks, if requested.
+        running: computes the last members of the other chunks, where they have numbers.
         effective: computes the `tidemill` object, if requested.
+        times: of the request, if `timings` were requested.
+        shown: what else choices have.
+        truncated: names of the prompts of which only the end was used.
     """
 
     id: str
@@ -47,7 +67,15 @@ class Envelope:
     fingerprint: str
     include_usage: bool = False
     effective: Effective | None = None
-    running_usage: Callable[[], dict[str, Any]] | None = None
+    running: Callable[[], dict[str, Any]] | None = None
+    times: Times | None = None
+    shown: Shown = PLAIN
+    truncated: Sequence[str] = ()
+
+    def tick(self) -> None:
+        """Some output came."""
+        if self.times is not None:
+            self.times.tick()
 
     def fields(self, kind: str) -> dict[str, Any]:
         """The leading members of a document."""
@@ -57,7 +85,17 @@ class Envelope:
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
+            **({"truncated": self.truncated} if self.truncated else {}),
         }
+
+    def closing(self, generation: Generation) -> dict[str, Any]:
+        """Members that only a whole answer and a stream's last chunk have."""
+        found: dict[str, Any] = {}
+        if self.effective is not None:
+            found["tidemill"] = self.effective(generation)
+        if self.times is not None:
+            found["timings"] = timings(self.times, generation)
+        return found
 
     def document(
         self,
@@ -69,9 +107,13 @@ class Envelope:
     ) -> list[Piece]:
         """A whole answer; `placed` has its pre-encoded values, `more` further members."""
         answer = {**self.fields(kind), "choices": choices, "usage": usage(generation), **more}
-        if self.effective is not None:
-            answer["tidemill"] = self.effective(generation)
-        return placed.encode(answer)
+        return placed.encode({**answer, **self.closing(generation)})
+
+
+def timings(times: Times, generation: Generation) -> dict[str, Any]:
+    """The `timings` object: over all prompts and choices."""
+    prompt, output = generation.prompt_tokens, generation.completion_tokens
+    return times.timings(prompt, generation.cached_tokens, output)
 
 
 def usage(generation: Generation) -> dict[str, Any]:
@@ -89,19 +131,36 @@ def usage(generation: Generation) -> dict[str, Any]:
 
 
 def envelope_of(
-    model: ServedModel, body: schema.Generation, answer_id: str, generation: Generation
+    model: ServedModel,
+    body: schema.Answered,
+    answer_id: str,
+    generation: Generation,
+    times: Times,
 ) -> Envelope:
     """The envelope of the answer to a body."""
     options = body.stream_options
-    running = options is not None and bool(options.continuous_usage_stats)
+    include_usage = options is not None and bool(options.include_usage)
+    running_usage = options is not None and bool(options.continuous_usage_stats)
+
+    def running() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if include_usage:
+            found["usage"] = usage(generation) if running_usage else None
+        if body.timings_per_token:
+            found["timings"] = timings(times, generation)
+        return found
+
     return Envelope(
         answer_id,
         int(wall()),
         model.name,
         model.fingerprint,
-        options is not None and bool(options.include_usage),
+        include_usage,
         (lambda ended: effective(model, ended)) if body.include_effective else None,
-        (lambda: usage(generation)) if running else None,
+        running if running_usage or body.timings_per_token else None,
+        times if body.include_timings or body.timings_per_token else None,
+        Shown(bool(body.return_token_ids), bool(body.return_tokens_as_token_ids)),
+        generation.prepared.cut,
     )
 
 
@@ -123,28 +182,29 @@ class Chunks:
         self._head = b"data: " + head + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if envelope.include_usage else b"]}\n\n"
 
-    def chunk(self, choice: bytes) -> bytes:
-        """One event with one choice."""
-        if (running := self._envelope.running_usage) is not None:
-            return self._head + choice + b'],"usage":' + encode(running()) + b"}\n\n"
+    def chunk(self, choice: bytes, more: bytes = b"") -> bytes:
+        """One event with one choice; `more` are members of the event, each after a comma."""
+        if (running := self._envelope.running) is not None:
+            return self._head + choice + b"]" + more + b"," + encode(running())[1:] + b"\n\n"
+        if more:
+            return self._head + choice + b"]" + more + self._tail[1:]
         return self._head + choice + self._tail
 
     def closing(self, generation: Generation) -> bytes:
         """The last events: usage and effective settings, if requested, and the end marker."""
         envelope = self._envelope
-        if not envelope.include_usage and envelope.effective is None:
+        last: dict[str, Any] = {"usage": usage(generation)} if envelope.include_usage else {}
+        last |= envelope.closing(generation)
+        if not last:
             return DONE
-        last: dict[str, Any] = {**envelope.fields(self._kind), "choices": []}
-        if envelope.include_usage:
-            last["usage"] = usage(generation)
-        if envelope.effective is not None:
-            last["tidemill"] = envelope.effective(generation)
+        last = {**envelope.fields(self._kind), "choices": [], **last}
         return b"data: " + encode(last) + b"\n\n" + DONE
 
 
 @dataclass(slots=True)
 class _Collected:
     text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     finish: str | None = None
     stopped_by: str | int | None = None
 
@@ -161,6 +221,7 @@ class CompletionFormat:
         prompt_logprobs: each choice includes the logprobs of its prompt.
         scored: only the prompt is returned.
         per_prompt: choices of each prompt; 0: there is one prompt.
+        prompt_ids: the prompts' tokens.
     """
 
     content_type = b"application/json"
@@ -176,6 +237,7 @@ class CompletionFormat:
         prompt_logprobs: bool = False,
         scored: bool = False,
         per_prompt: int = 0,
+        prompt_ids: Sequence[Sequence[int]] = (),
     ) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
@@ -183,6 +245,8 @@ class CompletionFormat:
         self._logprobs = logprobs
         self._echo = echo
         self._scored = scored
+        self._shown = envelope.shown
+        self._prompt_ids = prompt_ids
         self._has_prompt_logprobs = prompt_logprobs
         self._per_prompt = per_prompt or choices
         # By prompt, shared by its choices: `prompt_logprobs`, and the lists of an echoed prompt.
@@ -199,8 +263,8 @@ class CompletionFormat:
             self._prompts[prompt] = entries
         echoed = self._echoed(delta)
         if self._logprobs and echoed is not None and prompt not in self._echo_lists:
-            lists = CompletionLogprobs(self._tokenizer)
-            tokens = list(zip(echoed.pieces, echoed.offsets, strict=True))
+            lists = CompletionLogprobs(self._tokenizer, as_ids=self._shown.tokens_as_ids)
+            tokens = list(zip(echoed.token_ids, echoed.pieces, echoed.offsets, strict=True))
             known = delta.prompt_logprobs
             await lists.add_prompt(tokens, known if known is not None else [None] * len(tokens))
             self._echo_lists[prompt] = lists
@@ -210,7 +274,7 @@ class CompletionFormat:
 
     def _new_lists(self, delta: ChoiceDelta) -> CompletionLogprobs:
         prefix = self._echo_lists.get(delta.index // self._per_prompt) if delta.first else None
-        return CompletionLogprobs(self._tokenizer, prefix)
+        return CompletionLogprobs(self._tokenizer, prefix, as_ids=self._shown.tokens_as_ids)
 
     def _text(self, delta: ChoiceDelta) -> str:
         echoed = self._echoed(delta) if delta.first else None
@@ -224,7 +288,10 @@ class CompletionFormat:
 
     def add(self, delta: ChoiceDelta) -> None:
         """Add a delta to the document."""
+        self._envelope.tick()
         collected = self._collected[delta.index]
+        if self._shown.token_ids and not self._scored:
+            collected.token_ids += delta.token_ids
         collected.text.append(self._text(delta))
         collected.finish = ("length" if self._scored else delta.finish) or collected.finish
         collected.stopped_by = delta.stopped_by
@@ -250,6 +317,11 @@ class CompletionFormat:
             for index, choice in enumerate(choices):
                 entries = self._prompts[index // self._per_prompt]
                 choice["prompt_logprobs"] = placed.place(entries)
+        if self._shown.token_ids:
+            prompts = [placed.place([encode(ids)]) for ids in self._prompt_ids]
+            for index, choice in enumerate(choices):
+                choice["prompt_token_ids"] = prompts[index // self._per_prompt]
+                choice["token_ids"] = self._collected[index].token_ids
         return self._envelope.document("text_completion", choices, generation, placed)
 
     def _placed_lists(self, placed: Document, index: int) -> dict[str, msgspec.Raw]:
@@ -262,6 +334,7 @@ class CompletionFormat:
 
     def events(self, delta: ChoiceDelta) -> bytes:
         """A chunk if the delta has content or ends the choice."""
+        self._envelope.tick()
         text = self._text(delta)
         finish = delta.finish and ("length" if self._scored else delta.finish)
         logprobs = b"null"
@@ -269,12 +342,24 @@ class CompletionFormat:
             lists = self._new_lists(delta)
             self._add_logprobs(lists, delta)
             logprobs = lists.encoded() if lists else b"null"
-        if not text and logprobs == b"null" and delta.finish is None:
+        ids = self._ids(delta)
+        if not text and logprobs == b"null" and delta.finish is None and not ids:
             return b""
         return self._chunks.chunk(
-            b'{"index":%d,"text":%b,"logprobs":%b,%b}'
-            % (delta.index, encode(text), logprobs, finish_of(finish, delta.stopped_by))
+            b'{"index":%d,"text":%b,"logprobs":%b,%b%b}'
+            % (delta.index, encode(text), logprobs, finish_of(finish, delta.stopped_by), ids)
         )
+
+    def _ids(self, delta: ChoiceDelta) -> bytes:
+        """A chunk's members with token ids, each after a comma; those of the prompt come first."""
+        if not self._shown.token_ids or not (delta.token_ids or delta.first):
+            return b""
+        ids = () if self._scored else delta.token_ids
+        found = b',"token_ids":' + encode(ids)
+        if delta.first:
+            prompt = self._prompt_ids[delta.index // self._per_prompt]
+            found = b',"prompt_token_ids":' + encode(prompt) + found
+        return found
 
     def closing(self, generation: Generation) -> bytes:
         """See `Chunks.closing`."""
@@ -283,4 +368,4 @@ class CompletionFormat:
 
 def _add_pieces(lists: CompletionLogprobs, pieces: Sequence[TokenPiece], shift: int) -> None:
     for item in pieces:
-        lists.add(item.piece, item.logprob, item.offset + shift)
+        lists.add(item.logprob.token_id, item.piece, item.logprob, item.offset + shift)

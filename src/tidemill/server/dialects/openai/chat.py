@@ -19,6 +19,7 @@ from tidemill.server.dialects.openai.translate import (
     check_stream_options,
 )
 from tidemill.server.dialects.respond import GeneratedAnswer
+from tidemill.server.dialects.times import Times
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.framing import SSE
@@ -35,14 +36,17 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
 
     async def make_format(model: ServedModel, generation: Generation) -> ChatFormat:
         prepared = generation.prepared
+        times = Times(arrival, request.state.leased)
         return ChatFormat(
-            envelope_of(model, body, answer_id, generation),
+            envelope_of(model, body, answer_id, generation, times),
             model.tokenizer,
             generation.num_choices,
             logprobs=prepared.request.sampling.logprobs is not None,
             tools=bool(prepared.options.use.tools),
             reasoning=prepared.options.thinking.shown,
             prompt_logprobs=body.prompt_logprobs is not None,
+            prompt_ids=prepared.prompts[0],
+            before=_echoed(body) if body.echo else "",
         )
 
     return GeneratedAnswer(
@@ -55,3 +59,13 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         SSE if body.stream else None,
         keep_alive=keep_alive_of(body.keep_alive),
     )
+
+
+def _echoed(body: schema.ChatRequest) -> str:
+    """The text that `echo` puts before the answer: the final message's, where it is the
+    assistant's."""
+    final = body.messages[-1]
+    if final.role != "assistant" or not final.content:
+        return ""
+    parts = [final.content] if isinstance(final.content, str) else final.content
+    return "".join(part if isinstance(part, str) else part.get("text", "") for part in parts)

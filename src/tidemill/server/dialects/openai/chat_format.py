@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ class _Call:
 @dataclass(slots=True)
 class _Message:
     content: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[_Call] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -52,6 +54,8 @@ class ChatFormat:
         tools: tools were offered, so the content of an answer without text is null, not "".
         reasoning: the answer includes the thinking.
         prompt_logprobs: the answer includes the logprobs of the prompt.
+        prompt_ids: the prompt's tokens.
+        before: text that precedes each choice's own.
     """
 
     content_type = b"application/json"
@@ -66,7 +70,12 @@ class ChatFormat:
         tools: bool = False,
         reasoning: bool = True,
         prompt_logprobs: bool = False,
+        prompt_ids: Sequence[int] = (),
+        before: str = "",
     ) -> None:
+        self._shown = envelope.shown
+        self._prompt_ids = prompt_ids
+        self._before = before
         self._has_prompt_logprobs = prompt_logprobs
         self._prompt: list[Piece] = [b"[]"]
         self._envelope = envelope
@@ -84,8 +93,11 @@ class ChatFormat:
 
     def add(self, delta: ChoiceDelta) -> None:
         """Add a delta to the document."""
+        self._envelope.tick()
         message = self._messages[delta.index]
-        message.content.append(delta.text)
+        message.content.append(self._text(delta))
+        if self._shown.token_ids:
+            message.token_ids += delta.token_ids
         message.finish = delta.finish or message.finish
         message.stopped_by = delta.stopped_by
         if self._reasoning:
@@ -98,7 +110,7 @@ class ChatFormat:
         if self._logprobs and delta.pieces:
             if message.entries:
                 message.entries += b","
-            message.entries += chat_entries(self._tokenizer, delta.pieces)
+            message.entries += self._chat_entries(delta)
 
     def document(self, generation: Generation) -> list[Piece]:
         """The whole answer."""
@@ -110,10 +122,13 @@ class ChatFormat:
                 "logprobs": self._entries(placed, message) if self._logprobs else None,
                 "finish_reason": message.finish,
                 **({} if message.stopped_by is None else {"stop_reason": message.stopped_by}),
+                **({"token_ids": message.token_ids} if self._shown.token_ids else {}),
             }
             for index, message in enumerate(self._messages)
         ]
         more = {"prompt_logprobs": placed.place(self._prompt)} if self._has_prompt_logprobs else {}
+        if self._shown.token_ids:
+            more["prompt_token_ids"] = placed.place([encode(self._prompt_ids)])
         return self._envelope.document("chat.completion", choices, generation, placed, **more)
 
     def _document(self, message: _Message) -> dict[str, Any]:
@@ -131,26 +146,40 @@ class ChatFormat:
     def _entries(placed: Document, message: _Message) -> dict[str, Any]:
         return {"content": placed.place((b"[", message.entries, b"]")), "refusal": None}
 
+    def _text(self, delta: ChoiceDelta) -> str:
+        return self._before + delta.text if delta.first else delta.text
+
+    def _chat_entries(self, delta: ChoiceDelta) -> bytes:
+        as_ids = self._shown.tokens_as_ids
+        return chat_entries(self._tokenizer, delta.pieces, as_ids=as_ids)
+
     def opening(self, generation: Generation) -> bytes:
-        """The role chunk of every choice."""
+        """The role chunk of every choice; the first one has the prompt's tokens, if requested."""
         delta = encode({"role": "assistant", "content": self._empty_content})
         tail = b'"delta":%b,"logprobs":null,"finish_reason":null}' % delta
+        ids = encode(self._prompt_ids) if self._shown.token_ids else b""
+        more = b',"prompt_token_ids":' + ids if ids else b""
         return b"".join(
-            [self._chunks.chunk(b'{"index":%d,' % i + tail) for i in range(len(self._messages))]
+            [
+                self._chunks.chunk(b'{"index":%d,' % i + tail, b"" if i else more)
+                for i in range(len(self._messages))
+            ]
         )
 
     def events(self, delta: ChoiceDelta) -> bytes:
         """A chunk if the delta has content, and the finish chunk at the end."""
-        events = b""
+        self._envelope.tick()
+        events = ids = b""
         shown = self._delta(delta)
-        if shown is not None or delta.pieces:
+        if self._shown.token_ids and delta.token_ids:
+            ids = b',"token_ids":' + encode(delta.token_ids)
+        if shown is not None or delta.pieces or ids:
             logprobs = b"null"
             if delta.pieces:
-                entries = chat_entries(self._tokenizer, delta.pieces)
-                logprobs = b'{"content":[%b],"refusal":null}' % entries
+                logprobs = b'{"content":[%b],"refusal":null}' % self._chat_entries(delta)
             events = self._chunks.chunk(
-                b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}'
-                % (delta.index, shown or b"{}", logprobs)
+                b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}'
+                % (delta.index, shown or b"{}", logprobs, ids)
             )
         if delta.finish is not None:
             events += self._chunks.chunk(
@@ -162,14 +191,15 @@ class ChatFormat:
     def _delta(self, delta: ChoiceDelta) -> bytes | None:
         """The encoded delta; None when it is empty."""
         reasoning = delta.reasoning if self._reasoning else ""
+        text = self._text(delta)
         if not reasoning and not delta.calls and not delta.errors:
             # The common case, without the cost of a dictionary.
-            return b'{"content":%b}' % encode(delta.text) if delta.text else None
+            return b'{"content":%b}' % encode(text) if text else None
         found: dict[str, Any] = {}
         if reasoning:
             found |= _thinking(reasoning)
-        if delta.text:
-            found["content"] = delta.text
+        if text:
+            found["content"] = text
         if delta.calls:
             found["tool_calls"] = [self._call(delta.index, part) for part in delta.calls]
         if delta.errors:

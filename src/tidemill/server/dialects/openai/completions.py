@@ -20,6 +20,7 @@ from tidemill.server.dialects.openai.translate import (
     split_prompts,
 )
 from tidemill.server.dialects.respond import GeneratedAnswer
+from tidemill.server.dialects.times import Times
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.framing import SSE
@@ -37,6 +38,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
 
     async def make_format(model: ServedModel, generation: Generation) -> CompletionFormat:
         prepared = generation.prepared
+        times = Times(arrival, request.state.leased)
         sampling = prepared.request.sampling
         with_logprobs = sampling.logprobs is not None
         echo = [
@@ -45,7 +47,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
             if body.echo
         ]
         return CompletionFormat(
-            envelope_of(model, body, answer_id, generation),
+            envelope_of(model, body, answer_id, generation, times),
             model.tokenizer,
             generation.num_choices,
             logprobs=with_logprobs,
@@ -53,6 +55,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
             prompt_logprobs=body.prompt_logprobs is not None,
             scored=prepared.request.scored,
             per_prompt=sampling.n,
+            prompt_ids=prepared.prompts,
         )
 
     return GeneratedAnswer(

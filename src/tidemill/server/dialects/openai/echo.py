@@ -21,11 +21,13 @@ class EchoedPrompt:
 
     Attributes:
         text: the prompt's text.
+        token_ids: its tokens, where they are located.
         pieces: bytes of each of its tokens.
         offsets: characters of `text` before each of them.
     """
 
     text: str
+    token_ids: Sequence[int]
     pieces: tuple[bytes, ...]
     offsets: tuple[int, ...]
 
@@ -41,7 +43,7 @@ async def echo_prompt(
     """
     text = source if isinstance(source, str) else await decode_ids(tokenizer, token_ids)
     if not pieces:
-        return EchoedPrompt(text, (), ())
+        return EchoedPrompt(text, (), (), ())
     # Special tokens written out in a string are part of its text.
     spelled = isinstance(source, str)
     added = _count_start_tokens(tokenizer, token_ids) if spelled else 0
@@ -51,7 +53,8 @@ async def echo_prompt(
         for token in tokens:
             offsets.append(min(length, len(text)))
             length += len(detokenizer.push((token,)))
-    return EchoedPrompt(text, tuple(tokenizer.token_bytes(t) for t in token_ids), tuple(offsets))
+    pieces_of = tuple(tokenizer.token_bytes(t) for t in token_ids)
+    return EchoedPrompt(text, token_ids, pieces_of, tuple(offsets))
 
 
 def _count_start_tokens(tokenizer: Tokenizer, token_ids: Sequence[int]) -> int:

@@ -10,7 +10,7 @@ import msgspec
 from tidemill.contract.request import TokenLogprob
 from tidemill.generation.choices import TokenPiece
 from tidemill.generation.pace import slices
-from tidemill.server.dialects.logprobs import finite, token_entries
+from tidemill.server.dialects.logprobs import finite, id_name, token_entries
 from tidemill.server.host.pace import LOOP
 from tidemill.server.transport.sink import Piece
 from tidemill.text.tokenizer import Tokenizer
@@ -21,9 +21,11 @@ SLICE = 64
 """Prompt tokens, with alternatives, that are encoded without yielding to the event loop."""
 
 
-def chat_entries(tokenizer: Tokenizer, pieces: Sequence[TokenPiece]) -> bytes:
+def chat_entries(
+    tokenizer: Tokenizer, pieces: Sequence[TokenPiece], *, as_ids: bool = False
+) -> bytes:
     """Entries of a chat choice's `logprobs.content`, encoded: a list without its brackets."""
-    return encode(token_entries(tokenizer, pieces))[1:-1]
+    return encode(token_entries(tokenizer, pieces, as_ids=as_ids))[1:-1]
 
 
 def spelled(piece: bytes) -> str:
@@ -77,26 +79,38 @@ class CompletionLogprobs:
     Args:
         tokenizer: the vocabulary.
         prefix: lists of an echoed prompt, shared by choices, that precede these.
+        as_ids: tokens are named by their ids; see `id_name`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prefix: CompletionLogprobs | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prefix: CompletionLogprobs | None = None,
+        *,
+        as_ids: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._as_ids = as_ids
         self._prefix = prefix
         self._texts = {name: bytearray() for name in LISTS}  # without brackets
 
     def __bool__(self) -> bool:
         return bool(self._texts["tokens"] or self._prefix)
 
-    def add(self, piece: bytes, logprob: TokenLogprob | None, offset: int) -> None:
+    def _name(self, token_id: int, piece: bytes) -> str:
+        return id_name(token_id) if self._as_ids else spelled(piece)
+
+    def add(self, token_id: int, piece: bytes, logprob: TokenLogprob | None, offset: int) -> None:
         """Append a token; `logprob` is None for the first token of a prompt."""
-        token = spelled(piece)
+        token = self._name(token_id, piece)
         number: float | None = None
         top: dict[str, float] | None = None
         if logprob is not None:
             number, top = finite(logprob.logprob), {}
-            for token_id, value in logprob.top:
+            for other, value in logprob.top:
                 # Two tokens can have the same text; the likelier one wins.
-                top.setdefault(spelled(self._tokenizer.token_bytes(token_id)), finite(value))
+                name = self._name(other, self._tokenizer.token_bytes(other))
+                top.setdefault(name, finite(value))
             top.setdefault(token, number)
         values: tuple[object, ...] = (token, number, top, offset)
         for text, member in zip(self._texts.values(), values, strict=True):
@@ -105,12 +119,12 @@ class CompletionLogprobs:
             text += encode(member)
 
     async def add_prompt(
-        self, prompt: Sequence[tuple[bytes, int]], logprobs: Sequence[TokenLogprob | None]
+        self, prompt: Sequence[tuple[int, bytes, int]], logprobs: Sequence[TokenLogprob | None]
     ) -> None:
-        """Append the tokens of a prompt, each with its offset, in slices."""
+        """Append the tokens of a prompt, each with its bytes and its offset, in slices."""
         async for some in slices(list(zip(prompt, logprobs, strict=True)), SLICE, LOOP):
-            for (piece, offset), logprob in some:
-                self.add(piece, logprob, offset)
+            for (token_id, piece, offset), logprob in some:
+                self.add(token_id, piece, logprob, offset)
 
     def pieces(self) -> dict[str, list[Piece]]:
         """Each list's JSON text in pieces."""

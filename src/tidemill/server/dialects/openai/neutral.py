@@ -79,9 +79,6 @@ _SAMPLERS: Fields = {
         shown='["penalties", "temperature", then "top_k", "top_p" and "min_p" in any order]',
         feature="another order of samplers",
     ),
-    "do_sample": Neutral(
-        (True,), feature="greedy decoding by this name", instead="send temperature: 0"
-    ),
     "use_beam_search": Neutral((False,), feature="beam search"),
     "num_beams": Neutral((1,), feature="beam search"),
     "num_beam_groups": Neutral((1,), feature="beam search"),
@@ -97,7 +94,6 @@ _SAMPLERS: Fields = {
 _TEXT: Fields = {
     "detokenize": Neutral((True,), feature="answers without text"),
     "return_full_text": Neutral((False,), feature="the prompt in the output by this name"),
-    "truncate_prompt_tokens": Neutral(feature="truncation of prompts"),
     "truncate": Neutral((False,), feature="truncation of prompts"),
     "truncation": Neutral(("disabled", False), feature="truncation of prompts"),
     "truncation_length": Neutral(feature="truncation of prompts"),
@@ -125,12 +121,9 @@ _TEXT: Fields = {
     "n_probs": Neutral((0,), feature="logprobs by this name", instead="send logprobs"),
     "top_n_tokens": Neutral((0,), feature="logprobs by this name", instead="send logprobs"),
     "post_sampling_probs": Neutral((False,), feature="probabilities behind the filters"),
-    "return_tokens_as_token_ids": Neutral((False,), feature="token ids in logprobs"),
-    "return_token_ids": Neutral((False,), feature="token ids in answers"),
     "return_tokens": Neutral((False,), feature="token ids in answers"),
     "return_hidden_states": Neutral((False,), feature="hidden states"),
     "return_progress": Neutral((False,), feature="progress in answers"),
-    "timings_per_token": Neutral((False,), feature="timings in answers"),
     "details": Neutral((False,), feature="details by this name"),
     "decoder_input_details": Neutral((False,), feature="details by this name"),
     "response_fields": Neutral(([],), feature="a choice of the answer's members"),
@@ -205,6 +198,7 @@ _ALIASES: Fields = {
     "stop_sequences": Alias("stop"),
     "regex": Alias("guided_regex"),
     "no_stop_trim": Alias("include_stop_str_in_output"),
+    "do_sample": Alias("temperature", {False: 0, True: None}, strict=True),
 }
 # Declared fields: values that mean the same as absence.
 _DEFAULTS: Fields = {
@@ -213,6 +207,17 @@ _DEFAULTS: Fields = {
     "grammar": Neutral(("",)),
     "store": Neutral((False,), feature="stored completions"),
     "logit_bias": Neutral(({}, [])),
+}
+
+# What an answer shows: members of bodies of chat and completions, and refused elsewhere.
+ANSWERS: Fields = {
+    "echo": Neutral((False,), feature="the input in the output"),
+    "add_special_tokens": Neutral((False,), feature="start tokens around what the template writes"),
+    "return_tokens_as_token_ids": Neutral((False,), feature="token ids in logprobs"),
+    "return_token_ids": Neutral((False,), feature="token ids in answers"),
+    "include_timings": Neutral((False,), feature="timings in answers"),
+    "timings_per_token": Neutral((False,), feature="timings in answers"),
+    "prediction": Neutral(feature="predicted outputs"),
 }
 
 GENERATION: Fields = {**_SAMPLERS, **_TEXT, **_BOOKKEEPING, **_HOSTED, **_ALIASES, **_DEFAULTS}
@@ -250,9 +255,7 @@ CHAT: Fields = {
     ),
     "format": Neutral(feature="formats by this name", instead="send response_format"),
     "best_of": Neutral((1,), feature="best_of in a chat"),
-    "echo": Neutral((False,), feature="echo in a chat"),
     "suffix": Neutral(("",), feature="fill in the middle", instead="send it to /v1/completions"),
-    "add_special_tokens": Neutral((False,), feature="start tokens around what the template writes"),
     "chat_template": Neutral(
         feature="chat templates of requests", instead="the server's is --chat-template"
     ),
@@ -263,7 +266,6 @@ CHAT: Fields = {
     ),
     "modalities": Neutral((["text"],), feature="other modalities than text"),
     "audio": Neutral(feature="audio output"),
-    "prediction": Neutral(feature="predicted outputs"),
     "web_search_options": Neutral(feature="web search"),
     "reasoning": _REASONING,
     "thinking": _THINKING,
@@ -282,7 +284,9 @@ CHAT: Fields = {
 COMPLETION: Fields = {
     **GENERATION,
     "logprobs": Neutral((False,)),
-    "add_special_tokens": Neutral((True,), feature="prompts without their start tokens"),
+    "add_bos_token": Alias("add_special_tokens"),
+    "return_full_text": Alias("echo"),
+    "n_probs": Alias("logprobs", {0: None}),
     "suffix": Neutral(("",)),
     "modalities": Neutral((["text"],), feature="other modalities than text"),
     "tools": Neutral(([],), feature=_ELSEWHERE, instead=_CHAT),

@@ -13,6 +13,7 @@ from msgspec import Meta
 from msgspec.structs import asdict
 
 from tidemill.generation.request import Cut
+from tidemill.server.dialects.biases import LogitBias
 from tidemill.server.dialects.fields import Fields
 from tidemill.server.dialects.id_lists import Ids
 from tidemill.server.dialects.keep_alive import KeepAlive
@@ -69,6 +70,11 @@ def _check_prompt(value: Any) -> None:
     )
 
 
+def _check_truncation(value: int) -> None:
+    if value < -1 or value == 0:
+        raise wrong_value(f"expected -1 (as many as fit) or at least 1, got {value}")
+
+
 def _check_stop(value: Any) -> None:
     if not (_is_str(value) or _is_list_of(value, _is_str)):
         raise wrong_type("expected a string or a list of strings")
@@ -108,15 +114,6 @@ def _check_part(index: int, part: object) -> None:
         raise unsupported(f"part {index} has a field this server does not know: {unknown[0][:64]}")
 
 
-def _check_bias(value: Mapping[str, Any]) -> None:
-    for key, bias in value.items():
-        # int() would take signs, spaces, underscores and other scripts' digits.
-        if not (key.isascii() and key.isdigit() and len(key) < 11 and int(key) < INT32):
-            raise wrong_value(f"keys must be token ids such as '42', got {key[:32]}")
-        if type(bias) not in (int, float):
-            raise wrong_type(f"the value of {key} must be a number")
-
-
 _STRING: JsonSchema = {"type": "string"}
 _INTEGER: JsonSchema = {"type": "integer"}
 _STRINGS: JsonSchema = {"type": "array", "items": _STRING}
@@ -126,8 +123,6 @@ _TEXT_PART: JsonSchema = {
     "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": _STRING},
     "required": ["type", "text"],
 }
-
-_NUMBERS: JsonSchema = {"additionalProperties": {"type": "number"}}
 
 Prompt = Annotated[
     Any,
@@ -221,6 +216,8 @@ class Generation(SamplingFields, kw_only=True):
             several servers (`text.constraints`); at most one of them.
         timeout: an extension: seconds until the request expires.
         keep_alive: an extension: how long the model stays loaded after the request.
+        truncate_prompt_tokens: only the last so many tokens of each prompt are used; -1: as many as
+            fit. The answer names the prompts that were cut in `truncated`.
         cache_salt: an extension: cached prefixes are shared only between equal salts.
         prompt_logprobs: an extension: number of alternatives in the logprobs of prompt tokens.
         include_effective: an extension: the response has a `tidemill` object with the effective
@@ -236,7 +233,8 @@ class Generation(SamplingFields, kw_only=True):
     stop_token_ids: list[int] | None = None
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
-    logit_bias: Annotated[dict[str, Any], checked(_check_bias, _NUMBERS)] | None = None
+    logit_bias: LogitBias = None
+    truncate_prompt_tokens: Annotated[int, checked(_check_truncation)] | None = None
     response_format: Annotated[Any, documented(described.RESPONSE_FORMAT)] = None
     guided_json: Annotated[Any, documented(described.JSON_SCHEMA)] = None
     guided_regex: str | None = None
@@ -257,7 +255,35 @@ class Generation(SamplingFields, kw_only=True):
     priority: int | None = None
 
 
-class ChatRequest(Generation, kw_only=True):
+class Answered(Generation, kw_only=True):
+    """Fields of chat and completions that say what an answer shows.
+
+    Attributes:
+        echo: completions: the prompt precedes the output; chat: the final message's text does,
+            where it is the assistant's.
+        add_special_tokens: the tokenizer's start tokens go before the prompt; without it before
+            plain prompts, not before what the chat template writes.
+        return_token_ids: the ids of prompts and outputs are in the answer.
+        return_tokens_as_token_ids: tokens in logprobs are written ``token_id:42``.
+        include_timings, timings_per_token: the answer, or every chunk too, has `timings`.
+    """
+
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    include_timings: bool | None = None
+    timings_per_token: bool | None = None
+
+
+class Prediction(Body, kw_only=True):
+    """`prediction`: text that the answer may contain. It cannot change the answer."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class ChatRequest(Answered, kw_only=True):
     """Body of POST /v1/chat/completions.
 
     Attributes:
@@ -286,9 +312,10 @@ class ChatRequest(Generation, kw_only=True):
     thinking_budget: int | None = None
     include_reasoning: bool | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+    prediction: Prediction | None = None
 
 
-class CompletionRequest(Generation, kw_only=True):
+class CompletionRequest(Answered, kw_only=True):
     """Body of POST /v1/completions.
 
     Attributes:
@@ -300,7 +327,6 @@ class CompletionRequest(Generation, kw_only=True):
     prompt: Prompt
     suffix: str | None = None
     logprobs: int | None = None
-    echo: bool | None = None
     best_of: int | None = None
 
 

@@ -12,9 +12,10 @@ from tidemill.base.errors import bad_request
 from tidemill.contract.sampling import MAX_LOGPROBS, SamplingParams
 from tidemill.generation.caller import ANONYMOUS, Caller
 from tidemill.generation.prepare import rendered
-from tidemill.generation.request import Gap, GenerateRequest, Names, Source
+from tidemill.generation.request import Gap, GenerateRequest, Names, Source, TokenTexts
 from tidemill.server.access.caller import caller_of
 from tidemill.server.access.limits import Limits
+from tidemill.server.dialects.biases import biases_of
 from tidemill.server.dialects.body import parse_body
 from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.sampling_fields import sampling_values
@@ -41,9 +42,11 @@ def chat_request(body: schema.ChatRequest, caller: Caller, arrival: float) -> Ge
         sampling=sampling,
         output=OutputRequest.read(asdict(body)),
         prompt_options=prompt_options(body),
+        add_special=body.add_special_tokens,
         caller=caller,
         arrival=arrival,
         names=Names("messages", max_tokens_param),
+        **prompt_fields(body),
     )
 
 
@@ -53,8 +56,7 @@ def completion_request(
     """The request of prompts that are continued; see `chat_request`."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("best_of", "this server does not support best_of unless it equals n")
-    if body.suffix is not None and body.echo:
-        raise bad_request("echo", "echo and suffix exclude each other: the output is amid the text")
+    _check_suffix(body)
     scored = body.max_tokens == 0  # only the prompt is scored; a step samples one token in any case
     sampling = sampling_of(
         body,
@@ -68,9 +70,29 @@ def completion_request(
         output=OutputRequest.read(asdict(body)),
         scored=scored,
         gap=None if body.suffix is None else Gap(body.suffix),
+        add_special=body.add_special_tokens,
         caller=caller,
         arrival=arrival,
+        **prompt_fields(body),
     )
+
+
+def _check_suffix(body: schema.CompletionRequest) -> None:
+    if body.suffix is None:
+        return
+    for name, why in (
+        ("echo", "the output is amid the text"),
+        ("truncate_prompt_tokens", "the marks of a gap are put around whole texts"),
+        ("add_special_tokens", "the marks of a gap begin the prompt"),
+    ):
+        if getattr(body, name):
+            raise bad_request(name, f"{name} and suffix exclude each other: {why}")
+
+
+def prompt_fields(body: schema.Generation) -> dict[str, Any]:
+    """Members of a `GenerateRequest` that all bodies of a generation give alike."""
+    _, biased = biases_of(body.logit_bias or {})
+    return {"texts": TokenTexts(biased), "keep_last": body.truncate_prompt_tokens}
 
 
 def prompt_text(template: ChatTemplate, chat: ChatSide, data: bytes) -> str:
@@ -126,7 +148,7 @@ def sampling_of(
     stop = request.stop or ()
     values["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
     values["stop_token_ids"] = tuple(request.stop_token_ids or ())
-    values["logit_bias"] = {int(k): float(v) for k, v in (request.logit_bias or {}).items()}
+    values["logit_bias"], _ = biases_of(request.logit_bias or {})
     return SamplingParams(
         **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs
     )

@@ -31,6 +31,7 @@ SENT_AS = {
     **{name: _PARAM + member for name, member in FIELDS.items()},
     "stop": "parameters.stop",
     "logprobs": "parameters.top_n_tokens",
+    "truncate_prompt_tokens": "parameters.truncate",
     "guided_json": "parameters.grammar.value",
     "guided_regex": "parameters.grammar.value",
 }

@@ -32,7 +32,7 @@ from tidemill.server.dialects.openai.responses.store import (
     StoredResponse,
 )
 from tidemill.server.dialects.openai.responses.tools import Tools
-from tidemill.server.dialects.openai.translate import sampling_of
+from tidemill.server.dialects.openai.translate import prompt_fields, sampling_of
 from tidemill.server.errors import reject
 from tidemill.text.answering import OutputRequest
 from tidemill.text.constraints import constraint_of
@@ -99,6 +99,7 @@ class Asked:
             caller=caller,
             arrival=arrival,
             names=Names("input", "max_tokens"),
+            **prompt_fields(body),
         )
 
     def logprobs(self) -> int | None:

@@ -103,6 +103,8 @@ class _Writing:
         answered.sampling = prepared.sampling[0]
         if prepared.dropped:
             answered.notices.append(_dropped(self._asked, prepared.dropped))
+        if prepared.cut:
+            answered.notices.append(_CUT)
         tokenizer = model.tokenizer
         shown = Shown(
             reasoning=prepared.options.thinking.shown,
@@ -158,6 +160,12 @@ def _left_out(asked: Asked) -> list[dict[str, Any]]:
     names = ", ".join(kinds)
     message = f"this server does not run these tools, and the model was not shown them: {names}"
     return [{"type": "tools_not_served", "tools": kinds, "message": message}]
+
+
+_CUT = {
+    "type": "input_truncated",
+    "message": "the prompt was cut to its last tokens, as truncate_prompt_tokens asks for",
+}
 
 
 def _dropped(asked: Asked, messages: tuple[int, ...]) -> dict[str, Any]:

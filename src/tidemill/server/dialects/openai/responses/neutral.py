@@ -10,6 +10,7 @@ _DECLARED = ("truncation", "store", "conversation_id")
 
 REQUEST: Fields = {
     **{name: known for name, known in neutral.GENERATION.items() if name not in _DECLARED},
+    **neutral.ANSWERS,
     "thinking_budget": Alias("thinking_token_budget"),
     "client_metadata": Neutral(kinds=(dict,), feature="values that are no objects"),
     "max_tool_calls": Neutral(

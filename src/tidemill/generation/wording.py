@@ -1,0 +1,54 @@
+"""Tokens that a request names by their texts. Few requests do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidemill.base.errors import bad_request
+from tidemill.contract.sampling import SamplingParams
+from tidemill.generation.pace import Pace
+from tidemill.generation.prepare import encode_text
+from tidemill.generation.request import Model, Parts, TokenTexts
+
+MAX_TEXT_CHARS = 1024
+BANNED = -100.0
+
+
+async def with_texts(
+    model: Model, sampling: SamplingParams, texts: TokenTexts, pace: Pace
+) -> SamplingParams:
+    """The parameters with the token ids of texts; see `TokenTexts`.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field.
+    """
+    bias: dict[int, float] = {}
+    for text, value in texts.biased:
+        bias |= dict.fromkeys(await _ids(model, text, "logit_bias", pace), value)
+    values = {"logit_bias": {**bias, **sampling.logit_bias}}
+    return sampling.with_values(values).validate(model.info.vocab_size)
+
+
+async def _ids(model: Model, text: str, param: str, pace: Pace) -> Sequence[int]:
+    if not text or len(text) > MAX_TEXT_CHARS:
+        raise bad_request(param, f"{param}: texts have 1 to {MAX_TEXT_CHARS} characters")
+    encode = model.tokenizer.encode
+    return await pace.short(len(text), encode, text, add_special=False)
+
+
+async def joined(
+    model: Model, source: Parts, param: str, pace: Pace, *, add_special: bool
+) -> list[int]:
+    """The token ids of a prompt of several parts; those that were given are not checked.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming `param`: a text is far too long.
+    """
+    found: list[int] = []
+    for index, part in enumerate(source.parts):
+        if isinstance(part, str):
+            special = add_special and index == 0
+            found += await encode_text(model, part, param, pace, add_special=special)
+        else:
+            found += part
+    return found
