@@ -7,7 +7,6 @@ millions of requests are exact. A request's cost is rounded up once, to a whole 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -133,6 +132,8 @@ def money(text: object, where: str) -> int:
     Raises:
         TidemillError: kind CONFIG naming `where`.
     """
+    from decimal import Decimal  # where there are prices or budgets
+
     try:
         value = Decimal(str(text))
     except ArithmeticError:

@@ -1,8 +1,54 @@
-"""Who sends a request, and until when its answer is of use."""
+"""Who sends a request, until when its answer is of use, and what its use is charged to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Reservation(Protocol):
+    """What a request holds of its caller's quotas; ends exactly once."""
+
+    def progress(self, tokens: int) -> None:
+        """So many more tokens were generated."""
+
+    def settle(self, prompt: int, cached: int, generated: int) -> None:
+        """The request has ended: charge the tokens that it used."""
+
+    def release(self) -> None:
+        """The request was not served: charge nothing."""
+
+
+class Quota(Protocol):
+    """The limits that one request counts on."""
+
+    async def reserve(self, model: str, prompt: int, expected: int, most: int) -> Reservation:
+        """Reserve what a request may use; the first call of one request counts it.
+
+        Args:
+            model: decides the price.
+            prompt: its tokens.
+            expected, most: tokens that will be generated, probably and at most; of all choices.
+
+        Raises:
+            Exception: 429, naming the limit that has no room.
+        """
+
+
+class Unlimited:
+    """The reservation where nothing is limited."""
+
+    def progress(self, tokens: int) -> None:
+        """Nothing to charge."""
+
+    def settle(self, prompt: int, cached: int, generated: int) -> None:
+        """Nothing to charge."""
+
+    def release(self) -> None:
+        """Nothing to charge."""
+
+
+UNLIMITED = Unlimited()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +62,7 @@ class Caller:
         priority: among one client's requests, smaller values run first.
         user: whom the client asks for, as it says; "" where it says nothing.
         background: the answer may wait for capacity that no other request wants.
+        quota: what its use is charged to; None: nothing is limited.
     """
 
     client: str = ""
@@ -25,6 +72,7 @@ class Caller:
     priority: int = 0
     user: str = ""
     background: bool = False
+    quota: Quota | None = None
 
 
 ANONYMOUS = Caller()

@@ -25,6 +25,7 @@ from tidemill.server.dialects.anthropic.routes import ANTHROPIC
 from tidemill.server.dialects.cohere.embed import COHERE
 from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.kserve.routes import KSERVE
+from tidemill.server.dialects.limit_headers import LIMIT_HEADERS
 from tidemill.server.dialects.llamacpp.routes import LLAMACPP
 from tidemill.server.dialects.ollama.routes import OLLAMA
 from tidemill.server.dialects.openai.routes import OPENAI
@@ -102,6 +103,7 @@ def build_app(
         security.keys,
         share_prefix_cache=security.share_prefix_cache,
         own_hosts=security.own_hosts,
+        begin_quota=context.begin_quota,
     )
     if security.cors_origins:
         # Outside authentication: a browser sends its preflight request without a key.
@@ -117,6 +119,7 @@ def build_app(
                 "x-tidemill-model",
                 "x-tidemill-truncated",
                 "retry-after",
+                *LIMIT_HEADERS,
             ),
             # Chrome sends a preflight before a public page may reach a private address.
             allow_private_network=True,
@@ -236,4 +239,5 @@ class PlainPath:
             state = scope.setdefault("state", {})
             state["error_body"] = dialect.error_body
             state["id_header"] = dialect.id_header
+            state["limit_headers"] = dialect.limit_headers
         await self.app(scope, receive, send)

@@ -16,8 +16,10 @@ from tidemill.server.host.host import ModelHost
 from tidemill.server.storage import Storage
 
 if TYPE_CHECKING:
+    from tidemill.server.access.auth import Principal
     from tidemill.server.host.manager import ModelManager
     from tidemill.server.host.versions import Versions
+    from tidemill.server.quotas.quotas import Quotas, RequestQuota
     from tidemill.server.recording import Recording
 
 T = TypeVar("T")
@@ -32,6 +34,7 @@ class ServerContext:
         metrics: request-side metrics.
         build: version of the software.
         host: the models.
+        quotas: limits on what clients use; None: there are none.
         state_folder: where the state of rollouts is kept over restarts; None: nowhere.
         manager: changes which models there are; None: they stay.
         storage: the database; None: `--database none`.
@@ -50,6 +53,7 @@ class ServerContext:
     manager: ModelManager | None = None
     recording: Recording | None = None
     storage: Storage | None = None
+    quotas: Quotas | None = None
     _kept: dict[object, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,6 +63,10 @@ class ServerContext:
             self.limits.max_answers_bytes,
             AdmissionMetrics(self.metrics.registry),
         )
+
+    def begin_quota(self, principal: Principal) -> RequestQuota | None:
+        """What a request of the principal is charged to; None where nothing limits it."""
+        return None if self.quotas is None else self.quotas.request(principal)
 
     def kept(self, make: Callable[[ServerContext], T]) -> T:
         """What `make` makes, made once: state of a dialect that lives as long as the server."""

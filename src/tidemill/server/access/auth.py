@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tidemill.contract.quotas import NO_LIMITS, Limits
+from tidemill.generation.caller import Quota
 from tidemill.server.access.keys import NOBODY, Key, KeyStore, NoKeys, Owner, Role
 from tidemill.server.access.policy import OPEN, Policy
 from tidemill.server.errors import Rejection, problem_response, reject
@@ -41,6 +43,7 @@ class Principal:
         key_id: of a key in the database; empty: none.
         owner: whose that key is.
         policy: what that key may, beyond its role.
+        limits: on the use of its key, as a key file states them.
     """
 
     client_id: str
@@ -51,6 +54,7 @@ class Principal:
     key_id: str = ""
     owner: Owner = NOBODY
     policy: Policy = OPEN
+    limits: Limits = NO_LIMITS
 
     @property
     def organisation(self) -> str:
@@ -106,6 +110,7 @@ def _by_key(key: Key, share: bool) -> Principal:
         key_id=key.id,
         owner=key.owner,
         policy=key.policy,
+        limits=key.limits,
     )
 
 
@@ -117,6 +122,7 @@ class AuthMiddleware:
         keys: the key store.
         share_prefix_cache: whether clients with different keys may hit each other's prefixes.
         own_hosts: when given, requests for other host names are rejected (see `check_host`).
+        begin_quota: what a request of a principal is charged to, or None; called by `caller_of`.
     """
 
     def __init__(
@@ -126,11 +132,13 @@ class AuthMiddleware:
         *,
         share_prefix_cache: bool = False,
         own_hosts: Collection[str] | None = None,
+        begin_quota: Callable[[Principal], Quota | None] | None = None,
     ) -> None:
         self.app = app
         self._keys = keys or NoKeys()
         self._share = share_prefix_cache
         self._own_hosts = own_hosts
+        self._begin_quota = begin_quota
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or reject one request."""
@@ -149,7 +157,9 @@ class AuthMiddleware:
             response = problem_response(problem, state["error_body"])
             await response(scope, receive, send)
             return
-        scope.setdefault("state", {})["principal"] = principal
+        state = scope.setdefault("state", {})
+        state["principal"] = principal
+        state["begin_quota"] = self._begin_quota
         await self.app(scope, receive, send)
 
     async def _authenticate(self, scope: Scope) -> Principal:

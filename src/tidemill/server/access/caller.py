@@ -49,6 +49,9 @@ def caller_of(
             "cache_salt",
             f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, got {len(cache_salt)}",
         )
+    begin_quota = getattr(request.state, "begin_quota", None)
+    quota = None if begin_quota is None else begin_quota(principal)
+    request.state.quota = quota  # for the headers of its answer
     caller = Caller(
         client=principal.client_id,
         weight=principal.weight,
@@ -57,6 +60,7 @@ def caller_of(
         priority=priority,
         user=user or "",
         background=getattr(request.state, "background", False),
+        quota=quota,
     )
     request.state.caller = caller
     return caller

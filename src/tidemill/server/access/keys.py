@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from tidemill.base.errors import TidemillError, config_error
 from tidemill.base.files import open_regular
+from tidemill.contract.quotas import NO_LIMITS, Limits, parse_limits
 from tidemill.server.access.policy import OPEN, Policy
 
 MAX_FILE_BYTES = 16 * 2**20
@@ -78,6 +79,7 @@ class Key:
         id: of a key in the database; empty: it comes from a file or the command line.
         owner: whose it is; of a key in the database.
         policy: what else it may.
+        limits: on its use, as its entry in a file states them.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Key:
     id: str = ""
     owner: Owner = NOBODY
     policy: Policy = OPEN
+    limits: Limits = NO_LIMITS
 
 
 class KeyStore(Protocol):
@@ -200,6 +203,9 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     sha256: str | None = None
     role: Role = Role.USER
     weight: float = 1.0
+    rpm: Any = None
+    tpm: Any = None
+    quotas: dict[str, Any] = {}
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -210,7 +216,8 @@ def read_keys(path: Path) -> tuple[list[Key], list[str]]:
     """The keys of a file, and warnings for the operator.
 
     The file is TOML, or JSON when its name ends so: a list ``keys`` of tables with ``name``,
-    ``key`` or ``sha256`` (64 hexadecimal digits), and optionally ``role`` and ``weight``.
+    ``key`` or ``sha256`` (64 hexadecimal digits), and optionally ``role``, ``weight``, ``rpm``,
+    ``tpm``, and a table ``quotas`` with any limits (docs/quotas.md).
 
     Raises:
         TidemillError: kind CONFIG, naming the entry; never quoting a key.
@@ -259,7 +266,16 @@ def _key_of(path: Path, index: int, entry: _Entry) -> Key:
         digest = digest_of(_check_key(entry.key, "api-keys", f"{path.name}: {where}.key"))
     if not (math.isfinite(entry.weight) and 0 < entry.weight <= MAX_WEIGHT):
         raise _bad(path, f"{where}.weight ({entry.name}) must be above 0, to {MAX_WEIGHT:g}")
-    return Key(entry.name, digest, entry.role, entry.weight)
+    return Key(entry.name, digest, entry.role, entry.weight, _limits_of(path, where, entry))
+
+
+def _limits_of(path: Path, where: str, entry: _Entry) -> Limits:
+    short = {"rpm": entry.rpm, "tpm": entry.tpm}
+    table = {name: value for name, value in short.items() if value is not None}
+    try:
+        return parse_limits({**table, **entry.quotas}, f"{where} ({entry.name})")
+    except TidemillError as error:
+        raise _bad(path, error.message) from None
 
 
 def _check_key(key: str, flag: str, where: str = "--api-key") -> str:

@@ -191,6 +191,10 @@ class Admission:
         rest = f", {info.max_num_seqs} sequences at once; beyond that 429 with a Retry-After"
         return bound + why + rest
 
+    def expected_tokens(self, caller: Caller, max_tokens: int) -> int:
+        """The expected length of one answer of at most `max_tokens`, as learned."""
+        return self._lengths.expected(caller.client, max_tokens)
+
     # -- requests ----------------------------------------------------------------------------
 
     def admit(

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from tidemill.server.access.keys import Role
 from tidemill.server.context import ServerContext
+from tidemill.server.dialects.limit_headers import LimitHeaders, openai_headers
 from tidemill.server.dialects.members import Body
 from tidemill.server.errors import ErrorBody
 from tidemill.text.answering import ChatSide
@@ -63,6 +64,7 @@ class Dialect:
             shape everywhere, and its routes may be other dialects' too: they get the requests
             without it. Empty: there is none.
         id_header: a further response header for the request's id; empty: there is none.
+        limit_headers: writes what is left of the client's limits as response headers.
     """
 
     name: str
@@ -74,3 +76,4 @@ class Dialect:
     error_schema: Mapping[str, Any] = field(default_factory=dict)
     header: str = ""
     id_header: str = ""
+    limit_headers: LimitHeaders = openai_headers

@@ -12,6 +12,7 @@ from tidemill.contract.request import ChoiceOutput, FinishReason, RequestTimings
 from tidemill.generation.choices import TOOL_CALLS, ChoiceDelta, PromptChoices
 from tidemill.generation.prepare import Prepared
 from tidemill.server.admission.answers import answer_size, check_answer
+from tidemill.server.host.charges import reserve_generation, settle
 from tidemill.server.host.served import ServedModel
 from tidemill.text.stops import StopSet
 
@@ -148,12 +149,17 @@ class EngineGeneration:
 
         Raises:
             TidemillError: the engine's error.
-            Rejection: 429, the server is overloaded.
+            Rejection: 429, the server is overloaded or a quota has no room.
         """
         prepared = self.prepared
-        ticket = self._model.admission.admit(
-            prepared.request.caller, prepared.prompts, prepared.sampling, self._size
-        )
+        held = await reserve_generation(self._model, prepared)
+        try:
+            ticket = self._model.admission.admit(
+                prepared.request.caller, prepared.prompts, prepared.sampling, self._size
+            )
+        except BaseException:
+            held.release()
+            raise
         self.admitted = True
         observer = self._model.observe()
         reason = FinishReason.CANCELLED.value
@@ -170,6 +176,7 @@ class EngineGeneration:
                         count = len(delta.token_ids)
                         observer.tokens(delta.index, count)
                         ticket.progress(prompt, count)
+                        held.progress(count)
                         if delta.finish is not None:
                             ticket.end_choice(prompt)
                         reason = delta.finish or reason
@@ -186,6 +193,12 @@ class EngineGeneration:
             ticket.close([n for prompt in self._prompts for n in prompt.finished_lengths()])
             if self._open and reason in (*_ENDED, TOOL_CALLS):
                 reason = FinishReason.CANCELLED.value
+            settle(
+                *(held, reason),
+                prompt=self.prompt_tokens,
+                cached=self.cached_tokens,
+                generated=self.completion_tokens,
+            )
             observer.finish(reason, self.prompt_tokens, self.cached_tokens)
 
     async def _submit_all(self) -> list[AsyncIterator[ChoiceOutput]]:

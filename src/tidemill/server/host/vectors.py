@@ -10,6 +10,7 @@ from tidemill.contract.request import ChoiceOutput, FinishReason, RequestTimings
 from tidemill.generation.pace import slices
 from tidemill.generation.vectors import NO_SAMPLING, PreparedInputs
 from tidemill.server.admission.answers import NOTHING_HELD, AnswerSize
+from tidemill.server.host.charges import reserve_inputs, settle
 from tidemill.server.host.pace import LOOP
 from tidemill.server.host.served import ServedModel
 
@@ -60,13 +61,18 @@ class Vectors:
 
         Raises:
             TidemillError: the engine's error for the first input that failed.
-            Rejection: 429, the server is overloaded.
+            Rejection: 429, the server is overloaded or a quota has no room.
         """
         inputs = self._prepared.inputs
         prompts, count = [i.token_ids for i in inputs], len(inputs)
-        ticket = self._model.admission.admit(
-            self._prepared.caller, prompts, [NO_SAMPLING] * count, self._size
-        )
+        held = await reserve_inputs(self._model, self._prepared)
+        try:
+            ticket = self._model.admission.admit(
+                self._prepared.caller, prompts, [NO_SAMPLING] * count, self._size
+            )
+        except BaseException:
+            held.release()
+            raise
         self.admitted = True
         observer = self._model.observe()
         reason = FinishReason.CANCELLED.value
@@ -90,6 +96,8 @@ class Vectors:
             for request_id in self._open:
                 self._model.client.cancel(request_id)
             ticket.close()
+            prompt, cached = self.prompt_tokens, self.cached_tokens
+            settle(held, reason, prompt=prompt, cached=cached, generated=0)
             observer.finish(reason, self.prompt_tokens, self.cached_tokens)
 
     def _submit(self, request_id: str, place: int) -> AsyncIterator[ChoiceOutput]:

@@ -43,6 +43,7 @@ class AccessLogMiddleware:
 
     - Gives every request an id, taken from X-Request-Id where that is valid, and returns it.
     - Says which model answers, in X-Tidemill-Model; of a name with versions: which version.
+    - Says what is left of the client's limits, in the headers of the request's dialect.
     - Answers HEAD as GET without the body; uvicorn drops it.
     - Returns freed memory to the system after requests.
     - Logs each request with its route's pattern, and a rejected one with the error's code and
@@ -104,6 +105,9 @@ class AccessLogMiddleware:
                 headers.update(scope["state"].get("answer_headers", {}))
                 if further := scope["state"].get("id_header"):
                     headers[further] = request_id
+                if (quota := scope["state"].get("quota")) is not None:
+                    for name, value in scope["state"]["limit_headers"](quota.standing()):
+                        headers[name] = value
                 self._metrics.on_response(status)
             elif record is not None and not message.get("more_body", False):
                 # Before the last byte: what a client has whole has been recorded.

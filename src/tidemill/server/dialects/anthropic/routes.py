@@ -8,6 +8,7 @@ from starlette.responses import Response
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.anthropic import schema
 from tidemill.server.dialects.anthropic.errors import ERROR_SCHEMA, error_body
+from tidemill.server.dialects.anthropic.limit_headers import anthropic_headers
 from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.text.answering import ChatSide
 from tidemill.text.template import ChatTemplate
@@ -72,4 +73,5 @@ ANTHROPIC = Dialect(
     error_schema=ERROR_SCHEMA,
     header="anthropic-version",
     id_header="request-id",
+    limit_headers=anthropic_headers,
 )

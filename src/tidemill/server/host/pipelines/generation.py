@@ -12,11 +12,13 @@ from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.log import get_logger
 from tidemill.contract.request import FinishReason, RequestTimings
 from tidemill.contract.resolve import ContextLengthError
+from tidemill.generation.caller import UNLIMITED
 from tidemill.generation.choices import ChoiceDelta
 from tidemill.generation.request import GenerateRequest
 from tidemill.pipelines.messages import Ended, Raised, Start, Text
 from tidemill.server.admission.answers import AnswerSize
 from tidemill.server.errors import Problem, Rejection
+from tidemill.server.host.charges import settle
 from tidemill.server.host.pipelines.calls import Calling
 from tidemill.server.host.pipelines.process import Event, Gone, PipelineProcess, Run
 from tidemill.server.host.pipelines.request import conversation_of, prepared_of
@@ -115,7 +117,13 @@ class PipelineGeneration:
         """See `Generation`. Closing the generator cancels the file's task and its calls."""
         served, asked = self._pipeline.served, self.prepared.request
         size = AnswerSize(per_token=0 if self._streamed else 1)  # counted in bytes of text
-        ticket = served.admission.admit(asked.caller, [()], self.prepared.sampling, size)
+        quota = asked.caller.quota  # the request counts here, and the tokens of its calls there
+        held = UNLIMITED if quota is None else await quota.reserve(self._pipeline.name, 0, 0, 0)
+        try:
+            ticket = served.admission.admit(asked.caller, [()], self.prepared.sampling, size)
+        except BaseException:
+            held.release()
+            raise
         self.admitted = True
         observer = served.metrics.start()
         reason, taken, counted, first = FinishReason.CANCELLED.value, 0, 0, True
@@ -153,6 +161,7 @@ class PipelineGeneration:
             if process is not None and run is not None:
                 process.end(run, ended=isinstance(event, Ended | Raised))
             ticket.close([taken] if self.finished else [])
+            settle(held, reason, prompt=0, cached=0, generated=0)
             observer.finish(reason, self.prompt_tokens, self.cached_tokens)
 
     def _start(self, run: Run) -> Start:

@@ -1,0 +1,167 @@
+"""The seam between requests and limits: who is charged, what is reserved, what the answer says."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+from tidemill.base.clock import monotonic, wall
+from tidemill.contract.prices import Prices
+from tidemill.contract.quotas import NO_LIMITS, Level, Limits, merged
+from tidemill.metrics.quotas import QuotaMetrics
+from tidemill.server.access.auth import Principal
+from tidemill.server.quotas.account import Account, Subject
+from tidemill.server.quotas.ledger import Cost, Exceeded, Ledger, Reservation
+from tidemill.server.quotas.meters import Now
+from tidemill.server.quotas.refusal import refusal, warning
+from tidemill.server.quotas.standing import Standing, standing
+
+MAX_ACCOUNTS = 16384
+"""Accounts in memory; beyond, the least recently used one is forgotten."""
+
+SERVER: Subject = (Level.SERVER, "")
+
+Clock = Callable[[], Now]
+
+
+def read_clocks() -> Now:
+    """The clocks of this machine."""
+    return Now(monotonic(), wall())
+
+
+def subjects_of(principal: Principal) -> list[tuple[Subject, str]]:
+    """The subjects that a principal's requests count on, from the widest, with their names."""
+    key = principal.client_id.removeprefix("key:")
+    return [(SERVER, ""), ((Level.KEY, key), principal.name)]
+
+
+class Quotas:
+    """The limits of a server, and what is used of them.
+
+    Args:
+        defaults: limits of each subject of a level that has no limit of its own on that measure.
+        prices: of models.
+        metrics: counts refusals.
+        clock: reads the clocks.
+    """
+
+    def __init__(
+        self,
+        defaults: Mapping[Level, Limits] | None = None,
+        prices: Prices | None = None,
+        metrics: QuotaMetrics | None = None,
+        clock: Clock = read_clocks,
+    ) -> None:
+        self.defaults = dict(defaults or {})
+        self.prices = prices or Prices()
+        self.ledger = Ledger(clock)
+        self.metrics = metrics or QuotaMetrics()
+        self.metrics.open.set_function(lambda: self.ledger.open)
+        self._own: dict[Subject, Limits] = {}
+        self._accounts: OrderedDict[Subject, Account] = OrderedDict()
+
+    def set_limits(self, own: Mapping[Subject, Limits]) -> None:
+        """Replace the limits that subjects have of their own; what is used stays used."""
+        self._own = dict(own)
+        now = self.ledger.now()
+        for account in self._accounts.values():
+            account.follow(self._limits_of(account), now)
+
+    def request(self, principal: Principal) -> RequestQuota | None:
+        """What one request of a principal is charged to; None where nothing limits it."""
+        accounts = self._accounts_of(principal)
+        return RequestQuota(self, accounts) if accounts else None
+
+    def _accounts_of(self, principal: Principal) -> list[Account]:
+        found = []
+        for subject, shown in subjects_of(principal):
+            stated = principal.limits if subject[0] is Level.KEY else NO_LIMITS
+            account = self._account(subject, shown, stated)
+            if account.meters:
+                found.append(account)
+        return found
+
+    def _account(self, subject: Subject, shown: str, stated: Limits) -> Account:
+        account = self._accounts.get(subject)
+        if account is None:
+            account = self._accounts[subject] = Account(subject, shown, stated)
+            account.follow(self._limits_of(account), self.ledger.now())
+            while len(self._accounts) > MAX_ACCOUNTS:
+                self._accounts.popitem(last=False)
+            return account
+        self._accounts.move_to_end(subject)
+        if account.stated is not stated:  # the key file was read again
+            account.stated = stated
+            account.follow(self._limits_of(account), self.ledger.now())
+        return account
+
+    def _limits_of(self, account: Account) -> Limits:
+        """Those of the store replace those of a key file, and both the level's defaults."""
+        subject = account.subject
+        default, own = self.defaults.get(subject[0], NO_LIMITS), self._own.get(subject, NO_LIMITS)
+        return merged(default, account.stated, own)
+
+
+class RequestQuota:
+    """What one request is charged to; a `generation.caller.Quota`.
+
+    Its parts (a pipeline's calls) reserve their tokens one by one; the request counts once, with
+    the first.
+    """
+
+    __slots__ = ("_accounts", "_counted", "_quotas", "_warnings")
+
+    def __init__(self, quotas: Quotas, accounts: Sequence[Account]) -> None:
+        self._quotas = quotas
+        self._accounts = accounts
+        self._counted = False
+        self._warnings: tuple[str, ...] = ()
+
+    async def reserve(self, model: str, prompt: int, expected: int, most: int) -> Held:
+        """See `generation.caller.Quota`.
+
+        Raises:
+            Rejection: 429, naming the limit and its level.
+        """
+        quotas = self._quotas
+        prices = quotas.prices
+        money = prices.of(model).most(prompt, most) if prices else 0
+        cost = Cost(0 if self._counted else 1, prompt, expected, most, money)
+        try:
+            reservation = quotas.ledger.reserve(self._accounts, cost)
+        except Exceeded as exceeded:
+            account, measure = exceeded.account, exceeded.meter.measure
+            quotas.metrics.refused(measure.name, account.subject[0].value)
+            raise refusal(exceeded, quotas.ledger.now()) from None
+        self._counted = True
+        if reservation.warnings:
+            self._warn(reservation)
+        return Held(reservation, prices, model)
+
+    def standing(self) -> Standing:
+        """What is left of the limits now, for headers."""
+        return standing(self._accounts, self._quotas.ledger.now(), self._warnings)
+
+    def _warn(self, reservation: Reservation) -> None:
+        for account, meter in reservation.warnings:
+            self._quotas.metrics.warned(meter.measure.name, account.subject[0].value)
+        found = (warning(account.title, meter) for account, meter in reservation.warnings)
+        self._warnings = tuple(dict.fromkeys((*self._warnings, *found)))
+
+
+class Held:
+    """A reservation with the price of its model; a `generation.caller.Reservation`."""
+
+    __slots__ = ("_model", "_prices", "_reservation", "progress", "release")
+
+    def __init__(self, reservation: Reservation, prices: Prices, model: str) -> None:
+        self._reservation = reservation
+        self._prices = prices
+        self._model = model
+        self.progress = reservation.progress
+        self.release = reservation.release
+
+    def settle(self, prompt: int, cached: int, generated: int) -> None:
+        """See `generation.caller.Reservation`."""
+        money = self._prices.cost(self._model, prompt, cached, generated)
+        self._reservation.settle(prompt + generated, money)
