@@ -266,7 +266,8 @@ def _key_of(path: Path, index: int, entry: _Entry) -> Key:
         digest = digest_of(_check_key(entry.key, "api-keys", f"{path.name}: {where}.key"))
     if not (math.isfinite(entry.weight) and 0 < entry.weight <= MAX_WEIGHT):
         raise _bad(path, f"{where}.weight ({entry.name}) must be above 0, to {MAX_WEIGHT:g}")
-    return Key(entry.name, digest, entry.role, entry.weight, _limits_of(path, where, entry))
+    limits = _limits_of(path, where, entry)
+    return Key(entry.name, digest, entry.role, entry.weight, limits=limits)
 
 
 def _limits_of(path: Path, where: str, entry: _Entry) -> Limits:

@@ -19,8 +19,6 @@ from tidemill.server.quotas.standing import Standing, standing
 MAX_ACCOUNTS = 16384
 """Accounts in memory; beyond, the least recently used one is forgotten."""
 
-SERVER: Subject = (Level.SERVER, "")
-
 Clock = Callable[[], Now]
 
 
@@ -31,8 +29,15 @@ def read_clocks() -> Now:
 
 def subjects_of(principal: Principal) -> list[tuple[Subject, str]]:
     """The subjects that a principal's requests count on, from the widest, with their names."""
-    key = principal.client_id.removeprefix("key:")
-    return [(SERVER, ""), ((Level.KEY, key), principal.name)]
+    owner = principal.owner
+    found = [
+        (Level.SERVER, "", ""),
+        (Level.ORGANISATION, owner.organisation, owner.organisation_name),
+        (Level.TEAM, owner.team, owner.team_name),
+        (Level.USER, owner.user, owner.user_name),
+        (Level.KEY, principal.key_id or principal.client_id, principal.name),
+    ]
+    return [((lvl, key), shown) for lvl, key, shown in found if key or lvl is Level.SERVER]
 
 
 class Quotas:
