@@ -34,6 +34,7 @@ from tidemill.deployment.settings import (
     MODEL,
     PIPELINE,
     PRICES,
+    QUOTAS,
     SECURITY,
     SERVER,
     VERSION,
@@ -48,6 +49,7 @@ _PLAIN = {
     "security": SECURITY,
     "limits": limit_settings(),
     "prices": PRICES,
+    "quotas": QUOTAS,
     "defaults": MODEL,
 }
 _TRAFFIC = (

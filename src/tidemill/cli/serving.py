@@ -107,6 +107,8 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         source=source,
         database=location_of(server.database, default_home()),
         database_outage=server.database_outage,
+        prices=deployment.prices,
+        quotas=deployment.quotas,
     )
 
 

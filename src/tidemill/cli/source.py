@@ -45,6 +45,7 @@ class DeployedModels:
         self._adopted: tuple[str, ...] = ()
         self._budget = deployment.server.memory
         self._prices = deployment.prices
+        self._quotas = deployment.quotas
         self._stamp = self._library_stamp()
         self._wrong: list[str] | None = None  # `serve` says what is left out at the start
         self._digests = self._library_digests()
@@ -109,6 +110,7 @@ class DeployedModels:
         def commit() -> None:
             self._deployment, self._budget = new, memory
             self._prices.become(new.prices)
+            self._quotas.become(new.quotas)
 
         return Reload(
             ModelChanges(

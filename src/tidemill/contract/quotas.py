@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -168,6 +168,31 @@ def merged(*sets: Iterable[Limit]) -> Limits:
     return tuple(
         found[name, soft] for name in MEASURES for soft in (False, True) if (name, soft) in found
     )
+
+
+class Defaults:
+    """Limits of every subject of a level that has none of its own on a measure.
+
+    Attributes:
+        on_change: called after `become`.
+    """
+
+    def __init__(self, of: Mapping[Level, Limits] | None = None) -> None:
+        self._of = dict(of or {})
+        self.on_change: list[Callable[[], None]] = []
+
+    def __bool__(self) -> bool:
+        return any(self._of.values())
+
+    def of(self, level: Level) -> Limits:
+        """The limits of a level."""
+        return self._of.get(level, NO_LIMITS)
+
+    def become(self, other: Defaults) -> None:
+        """Take another's limits, after a reload; what is used stays used."""
+        self._of = other._of
+        for callback in self.on_change:
+            callback()
 
 
 def _whole(value: object, where: str) -> int:

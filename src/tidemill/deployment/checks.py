@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.base.errors import TidemillError
+from tidemill.contract.quotas import Limits, parse_limits
 from tidemill.deployment import kinds
 from tidemill.deployment.kinds import Kind
 from tidemill.deployment.toml_text import literal
@@ -102,6 +103,19 @@ def _read_prices(value: Any, _: Path) -> dict[str, Any]:
     return value
 
 
+def _read_limits(value: Any, _: Path) -> Limits:
+    if type(value) is not dict:
+        raise ValueError
+    try:
+        return parse_limits(value)
+    except TidemillError as error:
+        raise ValueError(error.message) from None
+
+
+def _show_limits(limits: Any) -> str:
+    return literal({limit.name: limit.value for limit in limits})
+
+
 def _is_source(source: str, base: Path) -> bool:
     # Of GGUF files on the hub the name ends in .gguf, too.
     return source.endswith(".gguf") and (source.count("/") < 2 or (base / source).exists())
@@ -122,5 +136,6 @@ DATABASE = kinds.checked(
 PRICES = Kind(
     "a table of models or patterns, each with input, cached_input and output", _read_prices
 )
+LIMITS = Kind("a table of limits (docs/quotas.md)", _read_limits, show=_show_limits)
 ISA = Kind(f"one of {', '.join(ISAS)}", _read_isa)
 PACKED_CACHE = Kind('a folder, "auto" or "off"', _read_packed_cache)

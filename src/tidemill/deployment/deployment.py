@@ -10,6 +10,7 @@ import msgspec
 
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.prices import Prices
+from tidemill.contract.quotas import Defaults
 from tidemill.deployment.reading import Sourced, Values
 from tidemill.deployment.security import SecuritySettings
 from tidemill.deployment.settings import ENGINE_KEYS, Setting
@@ -133,8 +134,8 @@ class Section(msgspec.Struct, frozen=True):
     """The settings of one table with their origins.
 
     Attributes:
-        table: ``server``, ``admission``, ``security``, ``limits``, ``prices``, ``models`` or
-            ``pipelines``.
+        table: ``server``, ``admission``, ``security``, ``limits``, ``prices``, ``quotas``,
+            ``models`` or ``pipelines``.
         name: of the model or pipeline; else empty.
         label: how messages name it: ``server``, ``models[0]``, ``model NAME`` if not in the file.
         values: every setting of the table.
@@ -153,7 +154,7 @@ class Deployment(msgspec.Struct, frozen=True):
 
     Attributes:
         file: the deployment file; None without one.
-        server, admission, limits, security, prices: of the server as a whole.
+        server, admission, limits, security, prices, quotas: of the server as a whole.
         models: in the file's order, versions included; empty: the whole library is served.
         names: the names that have versions.
         pipelines: in the file's order.
@@ -166,6 +167,7 @@ class Deployment(msgspec.Struct, frozen=True):
     limits: Limits
     security: SecuritySettings
     prices: Prices
+    quotas: Defaults
     models: tuple[ModelSettings, ...]
     names: tuple[VersionedName, ...]
     pipelines: tuple[PipelineSettings, ...]

@@ -17,8 +17,8 @@ class Change:
     """One changed setting.
 
     Attributes:
-        table: ``server``, ``admission``, ``security``, ``limits``, ``prices``, ``models`` or
-            ``pipelines``.
+        table: ``server``, ``admission``, ``security``, ``limits``, ``prices``, ``quotas``,
+            ``models`` or ``pipelines``.
         name: of the model or pipeline; else empty.
         key: the setting; of a file whose content changed, the setting that names it.
         before, after: the values as TOML; of secrets, that there is one.

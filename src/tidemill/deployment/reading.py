@@ -72,6 +72,9 @@ OTHER_TABLES = {
     "rollout": "traffic",
     "price": "prices",
     "pricing": "prices",
+    "quota": "quotas",
+    "budgets": "quotas",
+    "rate_limits": "quotas",
 }
 
 _MOST_KNOWN = 12  # keys that a message lists

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tidemill.contract.prices import Prices
+from tidemill.contract.quotas import Defaults, Level
 from tidemill.deployment.deployment import (
     Deployment,
     PipelineSettings,
@@ -40,6 +41,7 @@ from tidemill.deployment.settings import (
     MODEL,
     PIPELINE,
     PRICES,
+    QUOTAS,
     SECURITY,
     SERVER,
     Setting,
@@ -159,6 +161,7 @@ class _Work:
                 "security",
                 "limits",
                 "prices",
+                "quotas",
                 "defaults",
                 "models",
                 "pipelines",
@@ -169,6 +172,7 @@ class _Work:
         security = self._plain_table("security", SECURITY)
         bounds = self._limit_values(limits)
         prices = plain(self._plain_table("prices", PRICES))
+        quotas = plain(self._plain_table("quotas", QUOTAS))
         read = ModelReader(self._reader, self._given, server["keep_alive"])
         read.read(models)
         self._sections += read.sections
@@ -180,6 +184,7 @@ class _Work:
             limits=Limits(**plain(bounds)),
             security=SecuritySettings(**plain(security)),
             prices=Prices.parse(prices["models"], "prices.models", prices["currency"]),
+            quotas=Defaults({Level(level): limits for level, limits in quotas.items() if limits}),
             models=tuple(read.models),
             names=tuple(read.names),
             pipelines=pipelines,

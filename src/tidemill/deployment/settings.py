@@ -22,6 +22,7 @@ from tidemill.contract.config import (
     QUANTIZATIONS,
     EngineConfig,
 )
+from tidemill.contract.quotas import Level
 from tidemill.deployment import checks, kinds
 from tidemill.deployment.kinds import Kind
 
@@ -216,6 +217,17 @@ SECURITY = (
         Apply.SERVER,
         names=("--insecure",),
     ),
+)
+
+QUOTAS = tuple(
+    Setting(*(level.value, checks.LIMITS, {}), text, Apply.IN_PLACE, flag=False)
+    for level, text in (
+        (Level.SERVER, "Limits of all requests together, such as `tokens_per_minute`."),
+        (Level.ORGANISATION, "Limits of each organisation that has no limit of its own on it."),
+        (Level.TEAM, "Limits of each team."),
+        (Level.USER, "Limits of each user."),
+        (Level.KEY, "Limits of each key; without API keys, of each client's address."),
+    )
 )
 
 PRICES = (

@@ -18,6 +18,8 @@ from tidemill.base.errors import TidemillError
 from tidemill.base.heap import use_few_arenas
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
+from tidemill.contract.prices import Prices
+from tidemill.contract.quotas import Defaults
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.server.access.limits import Limits
 from tidemill.server.access.security import Security
@@ -69,6 +71,8 @@ class ServeOptions:
         source: where the models are described, so that they can change while the server runs.
         database: where keys, limits, usage and audit are kept; None: nowhere.
         database_outage: seconds for which its keys count while it does not answer.
+        prices: of models.
+        quotas: limits of each level.
     """
 
     models: Sequence[ModelOptions]
@@ -86,6 +90,8 @@ class ServeOptions:
     source: Source | None = None
     database: Location | None = None
     database_outage: float = 3600.0
+    prices: Prices = field(default_factory=Prices)
+    quotas: Defaults = field(default_factory=Defaults)
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -182,7 +188,23 @@ class _Assembly:
 
                 metrics = DatabaseMetrics(self._made.metrics.registry)
                 self._made.storage = Storage(options.database, metrics)
+            self._limit(self._made)
         return self._made
+
+    def _limit(self, context: ServerContext) -> None:
+        """Limits of the deployment and of key files."""
+        options = self._options
+
+        def limit() -> None:
+            if context.quotas is None and (options.quotas or options.security.keys.closed):
+                from tidemill.metrics.quotas import QuotaMetrics
+                from tidemill.server.quotas.quotas import Quotas
+
+                metrics = QuotaMetrics(context.metrics.registry)
+                context.quotas = Quotas(options.quotas, options.prices, metrics)
+
+        limit()
+        options.quotas.on_change.append(limit)
 
     async def load_first(self) -> ServerContext:
         """Load what is to be there before the server is ready."""

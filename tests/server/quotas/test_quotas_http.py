@@ -17,7 +17,7 @@ from helpers.live_server import fake_context, serving
 from helpers.scripted_engine import ScriptedEngine, fake_info
 
 from tidemill.contract.prices import Prices
-from tidemill.contract.quotas import Level, parse_limits
+from tidemill.contract.quotas import Defaults, Level, parse_limits
 from tidemill.contract.request import EngineRequest
 from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import ANONYMOUS
@@ -39,7 +39,8 @@ def limited(
     context: ServerContext, prices: Prices | None = None, **levels: dict[str, object]
 ) -> Quotas:
     """The context's quotas: `levels` has the default limits of each level."""
-    defaults = {Level(level): parse_limits(table) for level, table in levels.items()}
+    found = {Level(level): parse_limits(table) for level, table in levels.items()}
+    defaults = Defaults(found)
     metrics = QuotaMetrics(context.metrics.registry)
     context.quotas = Quotas(defaults, prices, metrics)
     return context.quotas

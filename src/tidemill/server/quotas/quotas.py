@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tidemill.base.clock import monotonic, wall
 from tidemill.contract.prices import Prices
-from tidemill.contract.quotas import NO_LIMITS, Level, Limits, merged
+from tidemill.contract.quotas import NO_LIMITS, Defaults, Level, Limits, merged
 from tidemill.metrics.quotas import QuotaMetrics
 from tidemill.server.access.auth import Principal
 from tidemill.server.quotas.account import Account, Subject
@@ -52,13 +52,14 @@ class Quotas:
 
     def __init__(
         self,
-        defaults: Mapping[Level, Limits] | None = None,
+        defaults: Defaults | None = None,
         prices: Prices | None = None,
         metrics: QuotaMetrics | None = None,
         clock: Clock = read_clocks,
     ) -> None:
-        self.defaults = dict(defaults or {})
-        self.prices = prices or Prices()
+        self.defaults = defaults or Defaults()
+        self.defaults.on_change.append(self._follow)
+        self.prices = Prices() if prices is None else prices  # an empty list may be filled later
         self.ledger = Ledger(clock)
         self.metrics = metrics or QuotaMetrics()
         self.metrics.open.set_function(lambda: self.ledger.open)
@@ -68,12 +69,17 @@ class Quotas:
     def set_limits(self, own: Mapping[Subject, Limits]) -> None:
         """Replace the limits that subjects have of their own; what is used stays used."""
         self._own = dict(own)
+        self._follow()
+
+    def _follow(self) -> None:
         now = self.ledger.now()
         for account in self._accounts.values():
             account.follow(self._limits_of(account), now)
 
     def request(self, principal: Principal) -> RequestQuota | None:
         """What one request of a principal is charged to; None where nothing limits it."""
+        if not (self._own or principal.limits or self.defaults):
+            return None
         accounts = self._accounts_of(principal)
         return RequestQuota(self, accounts) if accounts else None
 
@@ -103,7 +109,7 @@ class Quotas:
     def _limits_of(self, account: Account) -> Limits:
         """Those of the store replace those of a key file, and both the level's defaults."""
         subject = account.subject
-        default, own = self.defaults.get(subject[0], NO_LIMITS), self._own.get(subject, NO_LIMITS)
+        default, own = self.defaults.of(subject[0]), self._own.get(subject, NO_LIMITS)
         return merged(default, account.stated, own)
 
 
