@@ -40,6 +40,12 @@ _NAMES = {
     "stop": "stop_sequences",
 }
 
+PARAMETERS = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "max_tokens")},
+    "stop": "stop_sequences",
+}
+"""Parameters of `SamplingParams` -> the members of a body that give them."""
+
 
 def _add_names(names: dict[str, str], body: CountTokensRequest, paths: Sequence[str]) -> None:
     """Add the names of a body's fields, by those of the internal request (`errors.fail`)."""

@@ -15,10 +15,13 @@ from tidemill.generation.request import GenerateRequest, Names
 from tidemill.server.dialects.fields import equal
 from tidemill.server.dialects.kserve.schema import KserveOptions
 from tidemill.server.dialects.members import InvalidField, fill
-from tidemill.server.dialects.sampling_fields import sampling_values
+from tidemill.server.dialects.sampling_fields import SAMPLING_FIELDS, sampling_values
 from tidemill.text.answering import OutputRequest
 
 _NAMES = tuple(field.name for field in fields(KserveOptions))
+PARAMETERS = {name: name for name in (*SAMPLING_FIELDS, "stop", "max_tokens")}
+"""Parameters of `SamplingParams` -> the options that give them."""
+
 _TEXTS = frozenset(("stop", "stop_words", "guided_json", "guided_regex", "guided_grammar"))
 
 

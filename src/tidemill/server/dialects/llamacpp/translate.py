@@ -30,6 +30,10 @@ FIELDS = {
     "logprobs": "n_probs",
 }
 """Parameters -> members of a body that give them unchanged."""
+
+PARAMETERS = {**FIELDS, "stop": "stop", "logit_bias": "logit_bias"}
+"""Parameters of `SamplingParams` -> the members of a body that give them."""
+
 # What a sampler that is not applied leaves.
 _WITHOUT: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},

@@ -37,12 +37,15 @@ OPTIONS = {
 }
 """Parameters -> options that give them unchanged."""
 _AS_SENT = {name: f"options.{option}" for name, option in (*OPTIONS.items(), ("stop", "stop"))}
+PARAMETERS = {**_AS_SENT, "logprobs": "top_logprobs"}
+"""Parameters of `SamplingParams` -> the members of a body that give them."""
+
 _NUM_CTX = "options.num_ctx"
 
 
 def name_options(request: Request) -> None:
     """Let errors name sampling parameters as the client sent them."""
-    request.state.sent_as.update({**_AS_SENT, "logprobs": "top_logprobs"})
+    request.state.sent_as.update(PARAMETERS)
 
 
 def served_name(context: ServerContext, name: str | None) -> str | None:

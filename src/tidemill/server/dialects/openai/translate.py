@@ -18,10 +18,21 @@ from tidemill.server.access.limits import Limits
 from tidemill.server.dialects.biases import biases_of
 from tidemill.server.dialects.body import parse_body
 from tidemill.server.dialects.openai import schema
-from tidemill.server.dialects.sampling_fields import sampling_values
+from tidemill.server.dialects.sampling_fields import SAMPLING_FIELDS, sampling_values
 from tidemill.text.answering import ChatSide, OutputRequest
 from tidemill.text.prompt_options import PromptOptions
 from tidemill.text.template import ChatTemplate
+
+_OWN_FORM = ("stop", "stop_token_ids", "logit_bias", "max_tokens", "prompt_logprobs")
+
+COMPLETION_PARAMETERS = {name: name for name in (*SAMPLING_FIELDS, *_OWN_FORM, "logprobs")}
+CHAT_PARAMETERS = {**COMPLETION_PARAMETERS, "logprobs": "top_logprobs"}
+RESPONSE_PARAMETERS = {
+    name: member
+    for name, member in {**CHAT_PARAMETERS, "max_tokens": "max_output_tokens"}.items()
+    if name not in ("n", "prompt_logprobs")  # responses have one choice, and nothing of the prompt
+}
+"""Parameters of `SamplingParams` -> the members of a body that give them."""
 
 
 def chat_request(body: schema.ChatRequest, caller: Caller, arrival: float) -> GenerateRequest:

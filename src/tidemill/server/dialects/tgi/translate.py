@@ -27,10 +27,14 @@ FIELDS = {
 # TGI applies its own defaults, and not those that a model's makers recommend.
 _DEFAULTS: dict[str, Any] = {**NEUTRAL, "max_tokens": DEFAULT_NEW_TOKENS}
 
+PARAMETERS = {
+    name: _PARAM + member
+    for name, member in (*FIELDS.items(), ("stop", "stop"), ("logprobs", "top_n_tokens"))
+}
+"""Parameters of `SamplingParams` -> the members of a body that give them."""
+
 SENT_AS = {
-    **{name: _PARAM + member for name, member in FIELDS.items()},
-    "stop": "parameters.stop",
-    "logprobs": "parameters.top_n_tokens",
+    **PARAMETERS,
     "truncate_prompt_tokens": "parameters.truncate",
     "guided_json": "parameters.grammar.value",
     "guided_regex": "parameters.grammar.value",
