@@ -121,10 +121,12 @@ class AccessLogMiddleware:
             if not status:
                 raise
         finally:
+            # Of a connection that has become another protocol's: what that left.
+            ended = status or scope["state"].get("status") or CLIENT_CLOSED_REQUEST
             if record is not None:
-                record.close(status or CLIENT_CLOSED_REQUEST, self._route(scope))
+                record.close(ended, self._route(scope))
             self._heap_trimmer.done()
-            self._log(scope, method, status or CLIENT_CLOSED_REQUEST, monotonic() - began)
+            self._log(scope, method, ended, monotonic() - began)
 
     def _route(self, scope: Scope) -> str | None:
         return scope["state"].get("route") or self._pattern_of(scope["path"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from email.utils import formatdate
+from functools import partial
 from typing import Any
 
 import httptools
@@ -26,6 +27,8 @@ from tidemill.server.access.security import Security
 from tidemill.server.errors import ErrorBody, Problem, reject
 from tidemill.server.transport.connections import Connections
 from tidemill.server.transport.readers import SlowReaders
+from tidemill.server.transport.sink import Headers
+from tidemill.server.transport.websocket import WebSocket
 
 log = get_logger(__name__)
 
@@ -86,6 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._chunks = self._chunk_bytes = 0  # of the current body
         self._long_body = False  # the current one may take any time: its handler has a clock
         self._half_closed = False  # the client has shut down its side
+        self._socket: WebSocket | None = None  # what the connection has become
         self._liveness_timer: asyncio.TimerHandle | None = None
 
     # -- connections ---------------------------------------------------------------------------
@@ -105,6 +109,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if self._liveness_timer is not None:
             self._liveness_timer.cancel()
+        if self._socket is not None:
+            self._socket.disconnected()
         self.config.connections.leave(self)
         self.config.readers.forget(self.transport)
         super().connection_lost(exc)
@@ -112,7 +118,15 @@ class BoundedProtocol(HttpToolsProtocol):
     @property
     def busy(self) -> bool:
         """True when a complete request has not been answered yet."""
+        if self._socket is not None:
+            return self._socket.answering
         return self._answering() and not self.cycle.more_body
+
+    def shutdown(self) -> None:
+        """The server stops: what is being answered is answered."""
+        if self._socket is not None:
+            self._socket.shut_down()
+        super().shutdown()
 
     def close_idle(self) -> None:
         """Close this idle connection in favour of another one."""
@@ -128,6 +142,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         if not self.busy or self.scheme == "https" or self.scope["http_version"] != "1.1":
             return None
+        if self._socket is not None:
+            return None  # both sides of a WebSocket close together
         self._half_closed = True
         self._schedule_liveness_check(0)
         return True
@@ -149,6 +165,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes within the bounds."""
         if self._reading_stopped:
+            return
+        if self._socket is not None:
+            self._socket.feed(data)
             return
         if self._head_bytes is not None:
             self._head_bytes += len(data)
@@ -250,6 +269,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop_parsing(self._full())
         # Before the application is called, in a task of its own.
         extensions: dict[str, Any] = {"tidemill.long_body": self._allow_long_body}
+        if self._get_upgrade() == b"websocket":
+            extensions["tidemill.websocket"] = partial(self._become_websocket, self.scope)
         self.scope["extensions"] = extensions
         super().on_headers_complete()
         if self._probes_only:
@@ -276,6 +297,38 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arriving = False
         self._stop_timer()
         super().on_message_complete()
+
+    def _become_websocket(self, scope: Any, headers: Headers) -> tuple[WebSocket, ASGIApp]:
+        """Answer the current request with 101; the connection is a WebSocket from now on.
+
+        Args:
+            scope: of the request.
+            headers: of the answer.
+
+        Returns:
+            The WebSocket, and the whole application.
+
+        Raises:
+            Rejection: other requests follow on this connection, or it is closing.
+        """
+        cycle = self.cycle
+        if scope is not self.scope or self.pipeline or self.transport.is_closing():
+            raise reject(400, "no request may follow a WebSocket's handshake", code="bad_http")
+        cycle.response_started = True
+        self._stop_timer()
+
+        def end() -> None:
+            cycle.response_complete = True
+            self.transport.close()
+
+        limits = self._limits
+        self._socket = WebSocket(
+            self.transport, self.flow, limits.max_body_bytes, limits.max_unread_bytes, end
+        )
+        lines = [b"%b: %b\r\n" % item for item in (*self.server_state.default_headers, *headers)]
+        self.transport.write(b"HTTP/1.1 101 Switching Protocols\r\n" + b"".join(lines) + b"\r\n")
+        self.config.metrics.on_response(101)
+        return self._socket, self.app
 
     def _allow_long_body(self) -> None:
         """The handler of the current request bounds the time between two parts of its body."""

@@ -28,6 +28,7 @@ from tidemill.server.dialects.openai.responses.schema import ResponseRequest
 from tidemill.server.dialects.openai.responses.store import (
     Conversation,
     Link,
+    Recent,
     Store,
     StoredResponse,
 )
@@ -112,8 +113,18 @@ class Asked:
         return top or (0 if LOGPROBS in self.includes else None)
 
 
+def only_the_prompt(request: GenerateRequest) -> GenerateRequest:
+    """The request that computes a prompt for the cache, and generates nothing."""
+    return replace(request, scored=True, sampling=request.sampling.with_values({"max_tokens": 1}))
+
+
 def read_request(
-    body: ResponseRequest, request: Request, owner: str, store: Store, limits: Limits
+    body: ResponseRequest,
+    request: Request,
+    owner: str,
+    store: Store,
+    limits: Limits,
+    recent: Recent | None = None,
 ) -> Asked:
     """Resolve what a request refers to, and read its items and tools.
 
@@ -126,7 +137,7 @@ def read_request(
     names.update(_RENAMED)
     _check_sizes(body, limits)
     own = _own_items(body)
-    previous = _previous(body, owner, store)
+    previous = _previous(body, owner, store, recent)
     conversation = _conversation(body, owner, store)
     before: list[dict[str, Any]] = []
     if previous is not None:
@@ -188,11 +199,15 @@ def _resolved(items: list[Placed], owner: str, store: Store) -> list[Placed]:
     return found
 
 
-def _previous(body: ResponseRequest, owner: str, store: Store) -> Link | None:
+def _previous(
+    body: ResponseRequest, owner: str, store: Store, recent: Recent | None
+) -> Link | None:
     identity = body.previous_response_id
     if identity is None:
         return None
     found = store.response(owner, identity)
+    if found is None and recent is not None:
+        found = recent.find(identity)
     if found is None:
         raise reject(
             404,

@@ -14,14 +14,19 @@ from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.keep_alive import keep_alive_of
 from tidemill.server.dialects.logprobs import token_entries
-from tidemill.server.dialects.openai.responses.asked import SEALED, Asked, read_request
+from tidemill.server.dialects.openai.responses.asked import (
+    SEALED,
+    Asked,
+    only_the_prompt,
+    read_request,
+)
 from tidemill.server.dialects.openai.responses.document import Answered
 from tidemill.server.dialects.openai.responses.items import new_item_id
 from tidemill.server.dialects.openai.responses.output import Output, Shown
 from tidemill.server.dialects.openai.responses.response_format import ResponseFormat, encode
 from tidemill.server.dialects.openai.responses.schema import ResponseRequest
 from tidemill.server.dialects.openai.responses.service import EARLY_SECONDS, Service, service_of
-from tidemill.server.dialects.openai.responses.store import StoredResponse
+from tidemill.server.dialects.openai.responses.store import Recent, StoredResponse
 from tidemill.server.dialects.openai.translate import caller_for
 from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.errors import Problem, fail, reject
@@ -39,7 +44,8 @@ async def create(context: ServerContext, request: Request) -> Response:
     called = context.host.called(body.model)  # a wrong name is the first error
     caller = caller_for(request, body, arrival)
     service, owner = service_of(context), principal_of(request).client_id
-    asked = read_request(body, request, owner, service.store, context.limits)
+    recent: Recent | None = getattr(request.state, "recent", None)
+    asked = read_request(body, request, owner, service.store, context.limits, recent)
     answered = Answered(
         new_item_id("resp"),
         body,
@@ -48,12 +54,15 @@ async def create(context: ServerContext, request: Request) -> Response:
         conversation=None if asked.conversation is None else asked.conversation.id,
         notices=_left_out(asked),
     )
-    writing = _Writing(service, request, owner, asked, answered)
+    writing = _Writing(service, request, owner, asked, answered, recent)
+    generate = asked.generate(caller, arrival)
+    if getattr(request.state, "warms", False):
+        generate = only_the_prompt(generate)
     answer = GeneratedAnswer(
         context,
         request,
         body.model,
-        asked.generate(caller, arrival),
+        generate,
         answered.id,
         writing.make_format,
         SSE if body.stream or body.background else None,
@@ -87,9 +96,16 @@ class _Writing:
     """
 
     def __init__(
-        self, service: Service, request: Request, owner: str, asked: Asked, answered: Answered
+        self,
+        service: Service,
+        request: Request,
+        owner: str,
+        asked: Asked,
+        answered: Answered,
+        recent: Recent | None,
     ) -> None:
         self._service = service
+        self._recent = recent
         self._request = request
         self._asked = asked
         self._format: ResponseFormat | None = None
@@ -115,7 +131,8 @@ class _Writing:
             else lambda pieces: token_entries(tokenizer, pieces),
         )
         output = Output(self._asked.tools, shown)
-        self._format = ResponseFormat(answered, output, model, self._ended)
+        warms = prepared.request.scored
+        self._format = ResponseFormat(answered, output, model, self._ended, warms=warms)
         if body.background:
             self.entry.response = answered.document("in_progress", output.items)
             self._service.keep(self.entry)
@@ -149,6 +166,9 @@ class _Writing:
         body, conversation = self._asked.body, self._asked.conversation
         if body.store is not False:
             self._service.end(self.entry, response)
+        if self._recent is not None:
+            self.entry.response = response
+            self._recent.keep(self.entry, response["output"])
         if conversation is not None and response["status"] != "failed":
             self._service.append(conversation, [*self.entry.given.items, *response["output"]])
 

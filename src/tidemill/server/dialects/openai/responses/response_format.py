@@ -29,17 +29,25 @@ class ResponseFormat:
         output: its items.
         model: that answers.
         ended: called with the final object of a response that ended by itself.
+        warms: only the prompt was computed: there is no output.
     """
 
     content_type = b"application/json"
 
     def __init__(
-        self, answered: Answered, output: Output, model: ServedModel, ended: Ended
+        self,
+        answered: Answered,
+        output: Output,
+        model: ServedModel,
+        ended: Ended,
+        *,
+        warms: bool = False,
     ) -> None:
         self._answered = answered
         self._output = output
         self._model = model
         self._ended = ended
+        self._warms = warms
         self._number = 0
         self._finish: str | None = None
         self._stopped_by: str | int | None = None
@@ -52,6 +60,8 @@ class ResponseFormat:
         self._take(delta)
 
     def _take(self, delta: ChoiceDelta) -> Events:
+        if self._warms:
+            return []
         events = self._output.add(delta)
         if delta.finish is not None:
             self._finish, self._stopped_by = delta.finish, delta.stopped_by

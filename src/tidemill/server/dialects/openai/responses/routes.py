@@ -22,6 +22,13 @@ async def create_response(context: ServerContext, request: Request) -> Response:
     return await create(context, request)
 
 
+async def open_socket(context: ServerContext, request: Request) -> Response:
+    """Open a WebSocket: each event `response.create` is answered with the events of a response."""
+    from tidemill.server.dialects.openai.responses.socket import connect
+
+    return connect(request)
+
+
 async def count_input_tokens(context: ServerContext, request: Request) -> Response:
     """Count the tokens of the prompt that a response would be generated from."""
     from tidemill.server.dialects.openai.responses.retrieve import input_tokens
@@ -118,6 +125,7 @@ _CONVERSATION = "/v1/conversations/{conversation_id}"
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/responses", create_response, schema.ResponseRequest, streams=_EVENTS),
+    Endpoint("GET", "/v1/responses", open_socket),
     Endpoint("POST", "/v1/responses/input_tokens", count_input_tokens, schema.InputTokensRequest),
     Endpoint("GET", _RESPONSE, get_response, streams=_EVENTS),
     Endpoint("DELETE", _RESPONSE, delete_response),

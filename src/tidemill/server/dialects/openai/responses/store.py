@@ -94,6 +94,32 @@ class Conversation:
 Entry = StoredResponse | Conversation
 
 
+@dataclass(slots=True)
+class Recent:
+    """The latest response of a WebSocket's connection, stored or not.
+
+    Attributes:
+        entry: what is kept of it.
+    """
+
+    entry: StoredResponse | None = None
+
+    def find(self, identity: str) -> StoredResponse | None:
+        """The response of that id, if it is this one."""
+        return self.entry if self.entry is not None and self.entry.id == identity else None
+
+    def keep(self, entry: StoredResponse, output: list[dict[str, Any]]) -> None:
+        """A response has ended."""
+        if entry.output is None:
+            entry.output = Link(output, entry.given)
+        self.entry = entry
+
+    def forget(self, identity: object) -> None:
+        """What continued it has failed: what it was is not certain to the client any more."""
+        if self.entry is not None and self.entry.id == identity:
+            self.entry = None
+
+
 class Store(Protocol):
     """What keeps responses and conversations.
 
