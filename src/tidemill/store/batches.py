@@ -237,6 +237,12 @@ def claim(connection: Connection, server: str, now: int, lease: int, limit: int)
     return found
 
 
+def any_unfinished(connection: Connection) -> bool:
+    """Whether a batch has not ended."""
+    query = select(BATCHES.c.id).where(BATCHES.c.status.in_([s.value for s in UNFINISHED]))
+    return connection.execute(query.limit(1)).first() is not None
+
+
 def let_go(connection: Connection, server: str) -> None:
     """Leave the batches of a server that stops to others."""
     connection.execute(

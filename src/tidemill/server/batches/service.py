@@ -193,21 +193,23 @@ class BatchService:
 
     async def _poll(self) -> None:
         while True:
+            self._wake.clear()  # before looking: what changes meanwhile is looked at again
+            unfinished = True
             try:
-                await self._look()
+                unfinished = await self._look()
             except DatabaseUnavailable:
                 pass
             except Exception:
                 log.exception("the batches could not be looked at; again in %g s", POLL_SECONDS)
             shared = self.database.dialect == "postgresql"
-            seconds = POLL_SECONDS if self._works else IDLE_POLL_SECONDS if shared else None
-            self._wake.clear()
+            seconds = POLL_SECONDS if unfinished else IDLE_POLL_SECONDS if shared else None
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._wake.wait()
 
-    async def _look(self) -> None:
-        """Claim what is to be done, and keep what this server does."""
+    async def _look(self) -> bool:
+        """Claim what is to be done, and keep what this server does; False if all is done, by any
+        server."""
         claim = partial(
             batches.claim, server=self._server, now=self.now, lease=LEASE_SECONDS, limit=AT_ONCE
         )
@@ -222,6 +224,7 @@ class BatchService:
             elif batch.status is State.CANCELLING and work.stop is None:  # by another server
                 work.stop = Outcome.CANCELLED
                 work.task.cancel()
+        return bool(found) or await self.database.read(batches.any_unfinished)
 
     def _ended(self, batch_id: str, task: asyncio.Task[None]) -> None:
         del self._works[batch_id]
