@@ -134,7 +134,8 @@ def build_app(
     plain = PlainPath(protected, signs.dialect_of)
     if context.recording is not None:
         context.recording.routes = _recorded(dialects)
-    return AccessLogMiddleware(plain, context.metrics, pattern_of, names, context.recording)
+    context.app = AccessLogMiddleware(plain, context.metrics, pattern_of, names, context.recording)
+    return context.app
 
 
 def _recorded(dialects: Sequence[Dialect]) -> frozenset[str]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from starlette.types import ASGIApp
+
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.access.limits import Limits
@@ -38,6 +40,7 @@ class ServerContext:
         state_folder: where the state of rollouts is kept over restarts; None: nowhere.
         manager: changes which models there are; None: they stay.
         storage: the database; None: `--database none`.
+        app: the application, for requests that the server makes itself.
         bodies: bound on the memory of request bodies.
         shared: bounds on what requests to all models hold.
         recording: makes a record of each request; None: nobody reads them.
@@ -54,6 +57,7 @@ class ServerContext:
     recording: Recording | None = None
     storage: Storage | None = None
     quotas: Quotas | None = None
+    app: ASGIApp | None = None
     _kept: dict[object, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -40,11 +40,13 @@ class Storage:
         location: as given.
         on_open: awaited in order when the database is open for the first time; an exception is
             logged and does not keep the others from it.
+        on_close: awaited in reverse order before it is closed.
     """
 
     def __init__(self, location: Location, metrics: DatabaseMetrics) -> None:
         self.location = location
         self.on_open: list[OnOpen] = []
+        self.on_close: list[Callable[[], Awaitable[None]]] = []
         self._metrics = metrics
         self._database: Database | None = None
         self._opening: asyncio.Task[Database] | None = None
@@ -115,6 +117,11 @@ class Storage:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
+        for end in reversed(self.on_close):
+            try:
+                await end()
+            except Exception:
+                log.exception("what needed the database could not end")
         if self._database is not None:
             await self._database.close()
             self._database = None

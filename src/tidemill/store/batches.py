@@ -63,6 +63,7 @@ class Batch:
     times: Mapping[str, int]
     created: int
     expires: int
+    output_seconds: int | None
     total: int
     completed: int
     failed: int

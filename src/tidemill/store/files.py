@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
-from tidemill.store.tables.batches import BATCH_LINES, FILE_CHUNKS, FILES
+from tidemill.store.tables.batches import FILE_CHUNKS, FILES
 
 CHUNK_BYTES = 2**20
 """Of one row, and so of one transaction of an upload."""
@@ -59,9 +59,10 @@ def append(connection: Connection, file_id: str, number: int, data: bytes) -> No
     connection.execute(insert(FILE_CHUNKS).values(file_id=file_id, number=number, data=data))
 
 
-def finish(connection: Connection, file_id: str, size: int) -> None:
-    """The upload has ended with this many bytes."""
-    connection.execute(update(FILES).where(FILES.c.id == file_id).values(status=READY, bytes=size))
+def finish(connection: Connection, file: File) -> None:
+    """The upload has ended; what was not known when it began is in `file`."""
+    values = {name: getattr(file, name) for name in File.__slots__}
+    connection.execute(update(FILES).where(FILES.c.id == file.id).values(**values))
 
 
 def find(connection: Connection, owner: str, file_id: str) -> File | None:
@@ -131,11 +132,3 @@ def remove_old(connection: Connection, now: int) -> int:
     for identity in identities:
         remove(connection, identity)
     return len(identities)
-
-
-def size_of_lines(connection: Connection, batch_id: str, outcomes: tuple[int, ...]) -> int:
-    """Bytes of the answers of a batch's lines with these outcomes."""
-    query = select(func.coalesce(func.sum(func.length(BATCH_LINES.c.answer)), 0)).where(
-        BATCH_LINES.c.batch_id == batch_id, BATCH_LINES.c.outcome.in_(outcomes)
-    )
-    return int(connection.execute(query).scalar_one())

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -242,7 +243,7 @@ async def test_a_file_is_validated_then_answered(location: Location) -> None:
                 for number in range(0, len(content), 1000):
                     part = content[number : number + 1000]
                     files.append(connection, file.id, number // 1000, part)
-                files.finish(connection, file.id, len(content))
+                files.finish(connection, replace(file, status=files.READY, bytes=len(content)))
 
             await database.write(upload)
             batch = new_batch(

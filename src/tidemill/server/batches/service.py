@@ -21,8 +21,9 @@ from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
 from tidemill.server.access.auth import Principal
 from tidemill.server.batches.lines import LineReader
+from tidemill.server.batches.output import FILES, output_line
 from tidemill.server.batches.request import Answer, post
-from tidemill.server.batches.run import Run
+from tidemill.server.batches.run import PAGE, Run
 from tidemill.store import batches, files
 from tidemill.store.batches import Batch, Line, Outcome, Result, State
 from tidemill.store.database import Database
@@ -333,10 +334,6 @@ class BatchService:
         await self.database.write(work, patience=float("inf"))
 
 
-ERRORS = (Outcome.FAILED, Outcome.EXPIRED)
-"""Outcomes of the lines in a batch's error file."""
-
-
 def _output_files(
     connection: Any, batch: Batch, counted: Mapping[Outcome, int], now: int
 ) -> dict[str, str]:
@@ -344,25 +341,33 @@ def _output_files(
     if batch.dialect != "openai":
         return {}
     found: dict[str, str] = {}
-    for column, name, outcomes in (
-        ("output_file_id", "output", (Outcome.SUCCEEDED,)),
-        ("error_file_id", "error", ERRORS),
-    ):
+    for column, (name, outcomes) in FILES.items():
         if getattr(batch, column) is None and any(counted[o] for o in outcomes):
             file = files.File(
-                id=new_id("file"),
+                id=f"file-{new_id('')[1:]}",
                 owner=batch.owner,
                 purpose="batch_output",
                 filename=f"{batch.id}_{name}.jsonl",
                 status=files.READY,
-                bytes=0,
+                bytes=_size(connection, batch.id, outcomes),
                 created=now,
-                expires=None,
+                expires=None if batch.output_seconds is None else now + batch.output_seconds,
                 batch_id=batch.id,
             )
             files.begin(connection, file)
             found[column] = file.id
     return found
+
+
+def _size(connection: Any, batch_id: str, outcomes: Sequence[Outcome]) -> int:
+    """Bytes of an output file."""
+    size, after = 0, -1
+    while True:
+        found = batches.results(connection, batch_id, outcomes, after, PAGE)
+        size += sum(len(output_line(batch_id, result)) for result in found)
+        if len(found) < PAGE:
+            return size
+        after = found[-1].number
 
 
 def new_batch(
@@ -376,12 +381,13 @@ def new_batch(
     input_file_id: str | None = None,
     metadata: Mapping[str, str] | None = None,
     total: int = 0,
-    prefix: str = "batch",
+    output_seconds: int | None = None,
+    prefix: str = "batch_",
 ) -> Batch:
     """A batch as it begins; with `input_file_id` its lines are validated first."""
     state = State.IN_PROGRESS if input_file_id is None else State.VALIDATING
     return Batch(
-        id=new_id(prefix),
+        id=prefix + new_id("")[1:],
         owner=owner,
         principal=principal,
         dialect=dialect,
@@ -396,6 +402,7 @@ def new_batch(
         times={state.value: now},
         created=now,
         expires=now + window_seconds,
+        output_seconds=output_seconds,
         total=total,
         completed=0,
         failed=0,

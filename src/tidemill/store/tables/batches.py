@@ -65,6 +65,8 @@ BATCHES = Table(
     Column("times", JSON, nullable=False),
     Column("created", BigInteger, nullable=False),
     Column("expires", BigInteger, nullable=False),
+    # For so long its output files are kept; None: for ever.
+    Column("output_seconds", BigInteger, nullable=True),
     Column("total", Integer, nullable=False),
     Column("completed", Integer, nullable=False),
     Column("failed", Integer, nullable=False),

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.anthropic import schema
+from tidemill.server.dialects.anthropic.batches import ENDPOINTS as BATCHES
 from tidemill.server.dialects.anthropic.errors import ERROR_SCHEMA, error_body
 from tidemill.server.dialects.anthropic.limit_headers import anthropic_headers
 from tidemill.server.dialects.dialect import Dialect, Endpoint
@@ -63,13 +64,14 @@ ANTHROPIC = Dialect(
             streams=("text/event-stream",),
         ),
         Endpoint("POST", "/v1/messages/count_tokens", count_tokens, schema.CountTokensRequest),
+        *BATCHES,
         Endpoint("GET", "/v1/models", anthropic_models),
         Endpoint("GET", "/v1/models/{model:path}", anthropic_model),
     ),
     error_body,
     prefixes=("/v1/messages",),
     render=prompt_text,
-    not_served=dict.fromkeys(("/v1/messages/batches", "/v1/complete"), "/v1/messages"),
+    not_served={"/v1/complete": "/v1/messages"},
     error_schema=ERROR_SCHEMA,
     header="anthropic-version",
     id_header="request-id",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidemill.server.dialects.dialect import Dialect, Endpoint
 from tidemill.server.dialects.openai import chat, completions, embeddings, models, rerank, schema
 from tidemill.server.dialects.openai import tokens as token_routes
+from tidemill.server.dialects.openai.batches import ENDPOINTS as BATCHES
 from tidemill.server.dialects.openai.errors import error_body
 from tidemill.server.dialects.openai.responses.routes import ENDPOINTS as RESPONSES
 from tidemill.server.dialects.openai.translate import prompt_text
@@ -35,6 +36,7 @@ OPENAI = Dialect(
             streams=_EVENTS,
         ),
         *RESPONSES,
+        *BATCHES,
         Endpoint("POST", "/v1/embeddings", embeddings.embeddings, schema.EmbeddingRequest),
         Endpoint("POST", "/v1/rerank", rerank.rerank, schema.RerankRequest),
         Endpoint("POST", "/rerank", rerank.rerank, schema.RerankRequest),

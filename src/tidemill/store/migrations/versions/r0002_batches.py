@@ -56,6 +56,7 @@ def _create_batches() -> None:
         sa.Column("times", sa.JSON, nullable=False),
         sa.Column("created", sa.BigInteger, nullable=False),
         sa.Column("expires", sa.BigInteger, nullable=False),
+        sa.Column("output_seconds", sa.BigInteger, nullable=True),
         sa.Column("total", sa.Integer, nullable=False),
         sa.Column("completed", sa.Integer, nullable=False),
         sa.Column("failed", sa.Integer, nullable=False),

@@ -18,6 +18,7 @@ from tidemill.server.dialects.openai.responses.create import Followed
 from tidemill.server.dialects.openai.responses.schema import InputTokensRequest
 from tidemill.server.dialects.openai.responses.service import service_of
 from tidemill.server.dialects.openai.responses.store import StoredResponse
+from tidemill.server.dialects.query import check_query, flag, number
 from tidemill.server.dialects.respond import ModelAnswer
 from tidemill.server.errors import reject
 from tidemill.server.host.pace import LOOP
@@ -35,13 +36,13 @@ def _found(context: ServerContext, request: Request) -> StoredResponse:
 
 async def get(context: ServerContext, request: Request) -> Response:
     """See `routes.get_response`."""
-    listing.check_query(request, _QUERY)
+    check_query(request, _QUERY)
     entry = _found(context, request)
-    if listing.flag(request, "include_obfuscation"):
+    if flag(request, "include_obfuscation"):
         raise bad_request("include_obfuscation", "include_obfuscation: streams are not obfuscated")
-    after = listing.number(request, "starting_after", 0, _MAX_EVENT)
+    after = number(request, "starting_after", 0, _MAX_EVENT)
     last = request.headers.get("last-event-id")
-    if not listing.flag(request, "stream"):
+    if not flag(request, "stream"):
         if after is not None:
             raise bad_request("starting_after", "starting_after needs stream=true")
         return json_response(entry.response)

@@ -1,0 +1,1 @@
+"""Message batches of Anthropic's API."""

@@ -1,0 +1,27 @@
+"""Who asked for a batch: described in the database, and again a principal when its lines run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from tidemill.server.access.auth import Principal
+from tidemill.server.access.keys import Role
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def described(principal: Principal) -> dict[str, Any]:
+    """What of a principal is kept, as JSON."""
+    values = {field.name: getattr(principal, field.name) for field in fields(principal)}
+    return {name: value for name, value in values.items() if isinstance(value, _PLAIN)}
+
+
+def principal_of(stored: Mapping[str, Any]) -> Principal:
+    """The principal that `described` was given."""
+    known = {field.name for field in fields(Principal)}
+    values = {name: value for name, value in stored.items() if name in known}
+    role = values.get("role")
+    values["role"] = None if role is None else Role(role)
+    return Principal(**values)
