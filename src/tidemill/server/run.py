@@ -184,10 +184,12 @@ class _Assembly:
             )
             if options.database is not None:
                 from tidemill.metrics.database import DatabaseMetrics
+                from tidemill.server.batches.open import go_on
                 from tidemill.server.storage import Storage
 
                 metrics = DatabaseMetrics(self._made.metrics.registry)
                 self._made.storage = Storage(options.database, metrics)
+                go_on(self._made)
             self._limit(self._made)
         return self._made
 
