@@ -43,6 +43,8 @@ class Postgres:
         self._programs = programs
         self._account = account
         self._process: subprocess.Popen[bytes] | None = None
+        self._made: set[str] = set()
+        self._free: list[str] = []
         self._run("initdb", "-D", str(folder / "data"), "-N", "-A", "trust", "-U", "tidemill")
         self.start()
 
@@ -71,11 +73,20 @@ class Postgres:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """A new database; its URL as of `--database`."""
-        name = f"test_{secrets.token_hex(6)}"
-        self.sql(f"CREATE DATABASE {name}")
+        """An empty database; its URL as of `--database`."""
+        # Emptying one takes a tenth of the time of making one.
+        name = self._free.pop() if self._free else f"test_{secrets.token_hex(6)}"
+        if name not in self._made:
+            self.sql(f"CREATE DATABASE {name}")
+            self._made.add(name)
         yield f"postgresql://tidemill@/{name}?host={self.folder}"
-        self.sql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        self.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid(); "
+            "DROP SCHEMA public CASCADE; CREATE SCHEMA public",
+            name,
+        )
+        self._free.append(name)
 
     def sql(self, statement: str, database: str = "postgres") -> str:
         """Run a statement by psql; what it prints."""

@@ -17,6 +17,7 @@ class ErrorKind(StrEnum):
     UNSUPPORTED = "unsupported"  # understood, and this build, model or backend cannot do it
     NOT_FOUND = "not_found"  # no such model, route or request
     UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"  # known who asks, and it may not
     OVERLOADED = "overloaded"  # a bound was reached; later it may work
     TIMEOUT = "timeout"  # the request's own deadline passed
     CANCELLED = "cancelled"

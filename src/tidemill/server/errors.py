@@ -28,6 +28,7 @@ _KINDS: dict[ErrorKind, tuple[int, str, str | None]] = {
     ErrorKind.CONFIG: (400, "invalid_request_error", "invalid_configuration"),
     ErrorKind.MODEL_FILE: (500, "server_error", "model_unusable"),
     ErrorKind.UNAUTHORIZED: (401, "invalid_request_error", "invalid_api_key"),
+    ErrorKind.FORBIDDEN: (403, "permission_error", "forbidden"),
     ErrorKind.NOT_FOUND: (404, "invalid_request_error", "not_found"),
     ErrorKind.TIMEOUT: (408, "timeout_error", "timeout"),
     ErrorKind.OVERLOADED: (429, "rate_limit_error", "overloaded"),
