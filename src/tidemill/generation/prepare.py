@@ -19,7 +19,6 @@ from tidemill.generation.pace import INLINE, Pace, slices
 from tidemill.generation.request import (
     FITTING,
     NO_TEXTS,
-    Cut,
     GenerateRequest,
     Model,
     Parts,
@@ -237,7 +236,7 @@ async def _end_of(
         most = max(1, size - (request.sampling.max_tokens or max(1, size // 8)))
     # So few tokens that the tokenizer's own would leave no place for the text's.
     add_special = add_special and most > sum(map(len, model.tokenizer.affixes))
-    return await cut_source(model, source, name, most, Cut.START, pace, add_special=add_special)
+    return await cut_source(model, source, name, most, request.cut, pace, add_special=add_special)
 
 
 def context_of(model: Model, request: GenerateRequest) -> int:

@@ -95,6 +95,13 @@ class Gap:
     begun: str = ""
 
 
+class Cut(Enum):
+    """The side of an input that is cut off where the input is too long."""
+
+    START = "start"
+    END = "end"
+
+
 @dataclass(frozen=True, slots=True)
 class TokenTexts:
     """What a request says of tokens by their texts instead of their ids.
@@ -137,6 +144,7 @@ class GenerateRequest:
         texts: tokens by their texts, with what holds of them.
         keep_last: only the last so many tokens of each prompt are used (FITTING: as many as fit
             beside the output; one without a bound gets an eighth of the context); None: all.
+        cut: the side that `keep_last` cuts off; END: the first tokens are used.
         add_special: the tokenizer's start (and end) tokens go around texts; None: around `prompts`,
             but not around a conversation, whose template writes them.
         scored: only the prompt is scored: the one token that a step samples is not output.
@@ -161,6 +169,7 @@ class GenerateRequest:
     clip_max_tokens: bool = False
     texts: TokenTexts = NO_TEXTS
     keep_last: int | None = None
+    cut: Cut = Cut.START
     add_special: bool | None = None
     scored: bool = False
     gap: Gap | None = None
@@ -184,13 +193,6 @@ class GenerateRequest:
     def continued(self) -> bool:
         """The output continues the conversation's final message."""
         return bool(self.prompt_options.continue_final_message)
-
-
-class Cut(Enum):
-    """The side of an input that is cut off where the input is too long."""
-
-    START = "start"
-    END = "end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,6 +124,7 @@ SAMPLES: dict[str, list[Any]] = {
     "seed": [7, -8],
     "stop": ["a", ["b", "c"]],
     "guided_regex": ["a+", "b"],
+    "guided_grammar": ["root ::= [a-z]", "root ::= [0-9]"],
     "reasoning_effort": ["low", "high"],
     "thinking_token_budget": [100, 200],
     "enable_thinking": [True, False],

@@ -92,6 +92,32 @@ def test_several_prompts(http: httpx.Client) -> None:
     assert sorted(e["index"] for e in ends) == [0, 1]
 
 
+def test_several_answers_of_each_prompt(http: httpx.Client, engine: ScriptedEngine) -> None:
+    for name in ("n_cmpl", "n"):
+        body = {"prompt": ["a", [65, 66]], "n_predict": 3, name: 2, "return_tokens": True}
+        found = http.post("/completion", json=body).json()
+        assert [(one["index"], one["tokens"]) for one in found] == [
+            (i, [*b"one"]) for i in range(4)
+        ]
+        assert [one["prompt"] for one in found] == ["<|bos|>a"] * 2 + ["AB"] * 2
+        assert [one["tokens_evaluated"] for one in found] == [2] * 4
+
+
+def test_prompts_of_texts_and_ids(http: httpx.Client, engine: ScriptedEngine) -> None:
+    for prompt, ids in (
+        ([12, 34, "xy", 56], [(12, 34, *b"xy", 56)]),
+        (["xy", 56], [(256, *b"xy", 56)]),
+        ([["x", 5], [7], {"prompt_string": "z"}], [(256, 120, 5), (7,), (256, 122)]),
+        ({"prompt_string": "z", "multimodal_data": []}, [(256, 122)]),
+    ):  # fmt: skip
+        assert http.post("/completion", json={"prompt": prompt, "n_predict": 1}).status_code == 200
+        assert [r.prompt_token_ids for r in engine.requests[-len(ids) :]] == ids
+    picture = {"prompt_string": "z", "multimodal_data": ["iVBO"]}
+    for prompt in (picture, [1, [2]], ["a", 1.5], [True]):
+        answer = http.post("/completion", json={"prompt": prompt})
+        assert answer.status_code == 400 and "prompt" in answer.json()["error"]["message"]
+
+
 def test_parameters(http: httpx.Client, engine: ScriptedEngine) -> None:
     body = {
         **{"prompt": "a", "top_k": 5, "top_p": 0.5, "min_p": 0.1, "repeat_penalty": 1.1},

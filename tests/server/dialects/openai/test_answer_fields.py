@@ -158,3 +158,23 @@ def test_biases_of_texts(http: httpx.Client, engine: ScriptedEngine) -> None:
         for path, ask in ((TEXT, {"prompt": "x"}), (CHAT, ASK)):
             whole(http, path, **ask, logit_bias=bias)
             assert engine.requests[-1].sampling.logit_bias == {5: 1.0, 97: -100.0, 98: -100.0}
+
+
+def test_the_side_and_the_length_of_what_is_kept(
+    http: httpx.Client, engine: ScriptedEngine
+) -> None:
+    for asked, kept in (
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [256, *b"ab"]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, [256, *b"cd"]),
+        ({"truncation_length": 7, "max_tokens": 5}, [256, *b"d"]),
+        ({"truncation_length": 200, "max_tokens": 5}, [256, *b"abcd"]),
+    ):
+        answer = whole(http, TEXT, prompt="abcd", **asked)
+        assert list(engine.requests[-1].prompt_token_ids) == kept
+        assert ("truncated" in answer) == (len(kept) < 5)
+    for wrong in (
+        {"truncation_length": 5, "max_tokens": 5},
+        {"truncation_length": 50, "truncate_prompt_tokens": 5},
+    ):
+        answer = http.post(TEXT, json={"prompt": "abcd", **wrong})
+        assert answer.json()["error"]["param"] == "truncation_length"

@@ -11,7 +11,8 @@ from msgspec.structs import asdict, fields
 from tidemill.base.errors import bad_request
 from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import Caller
-from tidemill.generation.request import GenerateRequest, Names
+from tidemill.generation.request import GenerateRequest, Names, TokenTexts
+from tidemill.server.dialects.biases import biases_of
 from tidemill.server.dialects.fields import equal
 from tidemill.server.dialects.kserve.schema import KserveOptions
 from tidemill.server.dialects.members import InvalidField, fill
@@ -19,7 +20,8 @@ from tidemill.server.dialects.sampling_fields import SAMPLING_FIELDS, sampling_v
 from tidemill.text.answering import OutputRequest
 
 _NAMES = tuple(field.name for field in fields(KserveOptions))
-PARAMETERS = {name: name for name in (*SAMPLING_FIELDS, "stop", "max_tokens")}
+_OWN_FORM = ("stop_token_ids", "logit_bias")
+PARAMETERS = {name: name for name in (*SAMPLING_FIELDS, "stop", "max_tokens", *_OWN_FORM)}
 """Parameters of `SamplingParams` -> the options that give them."""
 
 _TEXTS = frozenset(("stop", "stop_words", "guided_json", "guided_regex", "guided_grammar"))
@@ -99,15 +101,19 @@ def generate_request(
         raise bad_request("dimensions", "dimensions belongs to embeddings, not to a generation")
     given = asdict(options)
     stop = options.stop or ()
+    bias, biased = biases_of(options.logit_bias or {})
     sampling = SamplingParams(
         **sampling_values(options),
         max_tokens=options.max_tokens,
+        stop_token_ids=tuple(options.stop_token_ids or ()),
+        logit_bias=bias,
         stop=(stop,) if isinstance(stop, str) else tuple(text for text in stop if text),
     )
     return GenerateRequest(
         prompts=texts,
         sampling=sampling,
         output=OutputRequest.read(given),
+        texts=TokenTexts(biased),
         caller=caller,
         arrival=arrival,
         names=Names("text_input"),

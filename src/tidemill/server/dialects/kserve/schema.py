@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
+from tidemill.server.dialects.biases import LogitBias
 from tidemill.server.dialects.fields import Alias, Fields, Neutral
 from tidemill.server.dialects.members import Body, checked, documented, wrong_type, wrong_value
 from tidemill.server.dialects.sampling_fields import SamplingFields
@@ -58,6 +59,8 @@ class KserveOptions(SamplingFields, kw_only=True):
     }
 
     max_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    logit_bias: LogitBias = None
     stop: Annotated[Any, checked(_check_stop, _STOP_SCHEMA)] = None
     guided_json: Annotated[Any, documented({})] = None
     guided_regex: str | None = None

@@ -38,8 +38,8 @@ class LlamaFormat:
     Args:
         model: its name.
         body: the request.
-        generation: one choice for each prompt.
-        prompts: each prompt's text.
+        generation: the choices.
+        prompts: each choice's prompt as a text.
         tokenizer: for the bytes of tokens.
         times: of the request.
     """
@@ -146,7 +146,10 @@ class LlamaFormat:
         return b""
 
     def _evaluated(self, index: int) -> int:
-        return len(self._generation.prepared.prompts[index])
+        return len(self._generation.prepared.prompts[self._prompt_of(index)])
+
+    def _prompt_of(self, index: int) -> int:
+        return index // self._generation.prepared.request.sampling.n
 
     def _end(self, index: int) -> dict[str, Any]:
         answer = self._answers[index]
@@ -172,7 +175,7 @@ class LlamaFormat:
         return {**found, "notices": self._notices} if self._notices else found
 
     def _settings(self, index: int) -> dict[str, Any]:
-        sampling = self._generation.prepared.sampling[index]
+        sampling = self._generation.prepared.sampling[self._prompt_of(index)]
         return {
             "n_predict": sampling.max_tokens,
             "seed": sampling.seed,

@@ -59,6 +59,7 @@ def _answer(
             await LOOP.short(len(ids), model.tokenizer.decode, ids, skip_special_tokens=False)
             for ids in generation.prepared.prompts
         ]
+        texts = [text for text in texts for _ in range(asked.sampling.n)]
         times = Times(asked.arrival, request.state.leased)
         return LlamaFormat(model.name, body, generation, texts, model.tokenizer, times)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.server.dialects.fields import ANY, Fields, Neutral
+from tidemill.server.dialects.fields import ANY, Alias, Fields, Neutral
 
 _SAMPLERS: Fields = {
     "dynatemp_range": Neutral((0,), feature="dynamic temperature"),
@@ -41,7 +41,9 @@ GENERATION: Fields = {
     "speculative.n_max": Neutral(kinds=(int,), feature="values that are no integers"),
     "speculative.n_min": Neutral(kinds=(int,), feature="values that are no integers"),
     "speculative.p_min": Neutral(kinds=(float,), feature="values that are no numbers"),
-    **dict.fromkeys(("n", "n_cmpl"), Neutral((1,), feature="several answers", instead="use /v1")),
+    "n": Alias("n_cmpl"),
+    "backend_sampling": Neutral(kinds=(bool,), feature="values that are no booleans"),
+    "sse_ping_interval": Neutral(kinds=(int,), feature="values that are no integers"),
     "post_sampling_probs": Neutral((False,), feature="probabilities behind the filters"),
     "return_progress": Neutral((False,), feature="progress in answers"),
     "grammar_lazy": Neutral((False,), feature="lazy grammars"),

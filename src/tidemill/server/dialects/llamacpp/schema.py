@@ -38,7 +38,7 @@ def _is_ids(value: object) -> bool:
 
 
 def _check_prompt(value: Any) -> None:
-    if isinstance(value, str) or _is_ids(value):
+    if isinstance(value, str) or _is_ids(value) or _is_object(value):
         return
     if not isinstance(value, list):
         raise wrong_type("expected a text, token ids, or a list of prompts")
@@ -50,8 +50,15 @@ def _check_prompt(value: Any) -> None:
 
 
 def _is_prompt(value: object) -> bool:
-    """One prompt of several: a text, token ids, or a list of texts and token ids."""
-    return isinstance(value, str) or _is_ids(value) or _is_mixed(value)
+    """One prompt of several: a text (also as an object), token ids, or a list of texts and ids."""
+    return isinstance(value, str) or _is_ids(value) or _is_mixed(value) or _is_object(value)
+
+
+def _is_object(value: object) -> bool:
+    """`{"prompt_string": ...}`; with `multimodal_data` only if there is none."""
+    if not isinstance(value, dict) or not isinstance(value.get("prompt_string"), str):
+        return False
+    return not value.get("multimodal_data") and value.keys() <= {"prompt_string", "multimodal_data"}
 
 
 def _is_mixed(value: object) -> bool:
@@ -103,6 +110,7 @@ class LlamaGeneration(Body, kw_only=True):
     Attributes:
         n_predict: upper bound of the output; where the context has less room, it ends it.
         n_probs: alternatives of each token whose logprobs are in the answer.
+        n_cmpl: answers of each prompt.
         samplers: those that are applied; what is not named is off.
         response_fields: members that the answer has, by their paths (``timings/prompt_n``).
         return_tokens: the answer has the token ids; streams always have them.
@@ -126,6 +134,7 @@ class LlamaGeneration(Body, kw_only=True):
     stop: Annotated[Any, checked(_check_texts, _ANY_TEXTS)] = None
     logit_bias: LogitBias = None
     n_probs: int | None = None
+    n_cmpl: int | None = None
     samplers: Annotated[Any, checked(_check_samplers, _ANY_TEXTS)] = None
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None

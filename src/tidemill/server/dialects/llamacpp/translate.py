@@ -28,6 +28,7 @@ FIELDS = {
     "repetition_penalty": "repeat_penalty",
     "max_tokens": "n_predict",
     "logprobs": "n_probs",
+    "n": "n_cmpl",
 }
 """Parameters -> members of a body that give them unchanged."""
 
@@ -57,6 +58,8 @@ def sources_of(prompt: Any, limit: int, param: str = "prompt") -> list[Source]:
     Raises:
         TidemillError: kind BAD_REQUEST when there are more than `limit`, or none.
     """
+    if isinstance(prompt, dict):
+        return [prompt["prompt_string"]]
     if isinstance(prompt, str | Ids) or (prompt and all(type(one) is int for one in prompt)):
         return [prompt]
     if not prompt:
@@ -68,10 +71,14 @@ def sources_of(prompt: Any, limit: int, param: str = "prompt") -> list[Source]:
     return [one if isinstance(one, str | Ids) else _source(one) for one in prompt]
 
 
-def _source(prompt: list[Any]) -> Source:
-    """A prompt that is a list: of ids, or of texts and ids."""
+def _source(prompt: Any) -> Source:
+    """A prompt that is an object with a text, or a list: of ids, or of texts and ids."""
+    if isinstance(prompt, dict):
+        text: str = prompt["prompt_string"]
+        return text
     if all(type(one) is int for one in prompt):
-        return prompt
+        ids: list[int] = prompt
+        return ids
     return Parts([one if isinstance(one, str) else (one,) for one in prompt])
 
 

@@ -88,16 +88,22 @@ _SAMPLERS: Fields = {
     "penalty_alpha": Neutral((0,), feature="contrastive search"),
     "guidance_scale": Neutral((1,), feature="classifier-free guidance"),
     "negative_prompt": Neutral(("",), feature="classifier-free guidance"),
-    "watermark": Neutral((False,), feature="watermarks"),
+    **dict.fromkeys(("watermark", "watermarking"), Neutral((False,), feature="watermarks")),
+    "repetition_decay": Neutral((0,), feature="penalties that fade"),
 }
 # Processing of text and tokens, with the values that this server implements.
 _TEXT: Fields = {
     "detokenize": Neutral((True,), feature="answers without text"),
     "return_full_text": Neutral((False,), feature="the prompt in the output by this name"),
-    "truncate": Neutral((False,), feature="truncation of prompts"),
+    "truncate": Neutral(
+        (False,),
+        feature="truncation of prompts by this name",
+        instead="send truncate_prompt_tokens",
+    ),
     "truncation": Neutral(("disabled", False), feature="truncation of prompts"),
-    "truncation_length": Neutral(feature="truncation of prompts"),
-    "prompt_truncate_len": Neutral(feature="truncation of prompts"),
+    "prompt_truncate_len": Neutral(
+        feature="truncation of prompts by this name", instead="send truncate_prompt_tokens"
+    ),
     "context_length_exceeded_behavior": Neutral(("error",), feature="truncation of prompts"),
     "add_bos_token": Neutral((True,), feature="prompts without their start tokens"),
     "ban_eos_token": Neutral((False,), feature="banned end tokens", instead="send ignore_eos"),
@@ -143,6 +149,25 @@ _TEXT: Fields = {
     "raw_output": Neutral((False,), feature="raw output"),
     "perf_metrics_in_response": Neutral((False,), feature="timings in answers"),
     "auto_max_new_tokens": Neutral((False,), feature="auto_max_new_tokens", instead="send -1"),
+    "return_token_offsets": Neutral((False,), feature="offsets of tokens", instead="send logprobs"),
+    "return_mm_kwargs": Neutral(kinds=(bool,), feature="values that are no booleans"),
+    "return_cached_tokens_details": Neutral(
+        (False,), feature="more of it", instead="usage.prompt_tokens_details has cached_tokens"
+    ),
+    "logprob_token_ids": Neutral(
+        feature="logprobs of chosen tokens", instead="send logprobs or top_logprobs"
+    ),
+    "token_ids_logprob": Neutral(
+        feature="logprobs of chosen tokens", instead="send logprobs or top_logprobs"
+    ),
+    "return_routed_experts": Neutral((False,), feature="the experts that were used"),
+    **dict.fromkeys(
+        ("routed_experts_prompt_start", "routed_experts_start_len"),
+        Neutral((0,), feature="the experts that were used"),
+    ),
+    "media_io_kwargs": Neutral(({},), feature="images"),
+    "images_config": Neutral(({},), feature="images"),
+    "verbose": Neutral((False,), feature="the server's own view of a request"),
     "extra_body": Neutral(({},), feature="extra_body", instead="put its members into the body"),
     "extra_headers": Neutral(({},), feature="headers in the body"),
     "extra_query": Neutral(({},), feature="queries in the body"),
@@ -157,6 +182,26 @@ _BOOKKEEPING: Fields = {
     "cache_prompt": Neutral((True,), feature="prompts without caching", instead="send cache_salt"),
     "id_slot": Neutral((-1,), feature="a choice of slots"),
     "slot_id": Neutral((-1,), feature="a choice of slots"),
+    # What decides where and in how many chunks something is computed and sent, and who counts it.
+    **dict.fromkeys(("extra_key", "ngram_corpus_id"), _IDENTITY),
+    "custom_labels": Neutral(kinds=(dict,), feature="values that are no objects"),
+    **dict.fromkeys(
+        ("stream_interval", "sse_ping_interval", "max_tokens_second"),
+        Neutral(kinds=(int,), feature="values that are no integers"),
+    ),
+    "backend_sampling": Neutral(kinds=(bool,), feature="values that are no booleans"),
+    **dict.fromkeys(
+        ("data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank"),
+        Neutral(feature="a choice of workers"),
+    ),
+    **dict.fromkeys(
+        ("bootstrap_host", "bootstrap_port", "bootstrap_room"),
+        Neutral(feature="a transfer of caches"),
+    ),
+    "ec_transfer_params": Neutral(({},), feature="a transfer of caches"),
+    "session_params": Neutral(({},), feature="sessions", instead="send the whole conversation"),
+    "custom_params": Neutral(({},), feature="parameters of custom code"),
+    "lora_path": Neutral(feature="adapters"),
     "kv_transfer_params": Neutral(({},), feature="a transfer of caches"),
     "vllm_xargs": Neutral(({},), feature="vllm_xargs"),
     "nvext": Neutral(({},), feature="nvext"),
@@ -197,6 +242,8 @@ _ALIASES: Fields = {
     "stopping_strings": Alias("stop"),
     "stop_sequences": Alias("stop"),
     "regex": Alias("guided_regex"),
+    "ebnf": Alias("guided_grammar"),
+    "rep_pen": Alias("repetition_penalty"),
     "no_stop_trim": Alias("include_stop_str_in_output"),
     "do_sample": Alias("temperature", {False: 0, True: None}, strict=True),
 }

@@ -75,6 +75,11 @@ def _check_truncation(value: int) -> None:
         raise wrong_value(f"expected -1 (as many as fit) or at least 1, got {value}")
 
 
+def _check_positive(value: int) -> None:
+    if value < 1:
+        raise wrong_value(f"expected at least 1, got {value}")
+
+
 def _check_stop(value: Any) -> None:
     if not (_is_str(value) or _is_list_of(value, _is_str)):
         raise wrong_type("expected a string or a list of strings")
@@ -218,6 +223,9 @@ class Generation(SamplingFields, kw_only=True):
         keep_alive: an extension: how long the model stays loaded after the request.
         truncate_prompt_tokens: only the last so many tokens of each prompt are used; -1: as many as
             fit. The answer names the prompts that were cut in `truncated`.
+        truncation_length: the same for prompt and `max_tokens` together, as text-generation-webui
+            has it.
+        truncation_side: right: the first tokens are used instead.
         cache_salt: an extension: cached prefixes are shared only between equal salts.
         prompt_logprobs: an extension: number of alternatives in the logprobs of prompt tokens.
         include_effective: an extension: the response has a `tidemill` object with the effective
@@ -235,6 +243,8 @@ class Generation(SamplingFields, kw_only=True):
     prompt_logprobs: int | None = None
     logit_bias: LogitBias = None
     truncate_prompt_tokens: Annotated[int, checked(_check_truncation)] | None = None
+    truncation_length: Annotated[int, checked(_check_positive)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     response_format: Annotated[Any, documented(described.RESPONSE_FORMAT)] = None
     guided_json: Annotated[Any, documented(described.JSON_SCHEMA)] = None
     guided_regex: str | None = None

@@ -12,7 +12,7 @@ from tidemill.base.errors import bad_request
 from tidemill.contract.sampling import MAX_LOGPROBS, SamplingParams
 from tidemill.generation.caller import ANONYMOUS, Caller
 from tidemill.generation.prepare import rendered
-from tidemill.generation.request import Gap, GenerateRequest, Names, Source, TokenTexts
+from tidemill.generation.request import Cut, Gap, GenerateRequest, Names, Source, TokenTexts
 from tidemill.server.access.caller import caller_of
 from tidemill.server.access.limits import Limits
 from tidemill.server.dialects.biases import biases_of
@@ -103,7 +103,31 @@ def _check_suffix(body: schema.CompletionRequest) -> None:
 def prompt_fields(body: schema.Generation) -> dict[str, Any]:
     """Members of a `GenerateRequest` that all bodies of a generation give alike."""
     _, biased = biases_of(body.logit_bias or {})
-    return {"texts": TokenTexts(biased), "keep_last": body.truncate_prompt_tokens}
+    return {
+        "texts": TokenTexts(biased),
+        "keep_last": _keep_last(body),
+        "cut": Cut.END if body.truncation_side == "right" else Cut.START,
+    }
+
+
+def _keep_last(body: schema.Generation) -> int | None:
+    """Tokens of each prompt that are used; None: all."""
+    whole = body.truncation_length
+    if whole is None:
+        return body.truncate_prompt_tokens
+    if body.truncate_prompt_tokens is not None:
+        raise bad_request(
+            "truncation_length",
+            "truncation_length and truncate_prompt_tokens exclude each other; send one",
+        )
+    asked = body.max_tokens or getattr(body, "max_completion_tokens", None) or 0
+    if whole <= asked:
+        raise bad_request(
+            "truncation_length",
+            f"truncation_length ({whole}) must exceed max_tokens ({asked}): it bounds prompt and "
+            "output together",
+        )
+    return whole - asked
 
 
 def prompt_text(template: ChatTemplate, chat: ChatSide, data: bytes) -> str:
