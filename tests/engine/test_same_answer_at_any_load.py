@@ -49,7 +49,8 @@ _STATES = ("recurrent", "state alone", "mixers beside")  # that sequences hold
 
 
 def requests() -> list[EngineRequest]:
-    """64 requests: shared prefixes, greedy and seeded, penalties, biases, several choices."""
+    """68 requests: shared prefixes, greedy and seeded, penalties, biases, several choices;
+    and beam searches."""
     rng = random.Random(6)
     system = [rng.randrange(VOCAB) for _ in range(37)]
     made = []
@@ -66,6 +67,11 @@ def requests() -> list[EngineRequest]:
             options |= {"min_tokens": 9, "stop_token_ids": (1, 2, 3, 4)}
         prompt = (system if i % 3 else []) + tail
         made.append(request(f"r{i}", prompt, 24, seed=i, ignore_eos=False, **options))
+    for i, early in enumerate((False, True, "never", False)):
+        prompt = system[: 9 * i] + [rng.randrange(VOCAB) for _ in range(11)]
+        options = {"beam_width": 4, "n": 2, "early_stopping": early, "logprobs": 2}
+        options |= {"stop_token_ids": tuple(range(0, VOCAB, 9)), "repetition_penalty": 1 + i / 9}
+        made.append(request(f"beam{i}", prompt, 20, **options))
     return made
 
 
@@ -95,7 +101,7 @@ def alone(
         found |= answers(engine, [one])
     engine.close()
     texts = [answer[0] for answer in found.values()]
-    assert len(texts) == 80 and len(set(texts)) > 70 and sum(map(len, texts)) > 1000
+    assert len(texts) == 88 and len(set(texts)) > 70 and sum(map(len, texts)) > 1000
     assert {answer[2] for answer in found.values()} == {FinishReason.STOP, FinishReason.LENGTH}
     yield request.param, found
 

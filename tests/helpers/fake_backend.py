@@ -20,6 +20,7 @@ from tidemill.backends.base import (
     NOT_REACHED,
     BackendMemory,
     BackendOptions,
+    CandidateArrays,
     LogprobArrays,
     StepInputs,
     StepOutputs,
@@ -80,6 +81,15 @@ def expected_tokens(
         key = () if seed is None else (seed, choice, len(tokens))
         tokens.append(next_token(tokens, vocab, key=key))
     return tokens[len(prompt) :]
+
+
+def fake_candidates(context: list[int], vocab: int) -> list[tuple[int, float]]:
+    """(token, score) of a beam after `context`, best first."""
+    digest = hashlib.blake2b(np.array(context, np.int64).tobytes(), digest_size=8).digest()
+    logits = np.random.default_rng(int.from_bytes(digest, "little")).normal(0, 2, vocab)
+    scores = (logits - np.log(np.exp(logits).sum())).astype(np.float32)
+    order = np.argsort(-scores, kind="stable")
+    return list(zip(order.tolist(), scores[order].tolist(), strict=True))
 
 
 def computed_tokens(x: StepInputs, layers: int) -> float:
@@ -247,12 +257,17 @@ class FakeBackend:
         sampled: list[int] = []
         read: list[list[int]] = []  # per sampled position, what stands before it
         self._previous = {}
+        candidates = _no_candidates(x)
         for r in np.flatnonzero(x.sample).tolist():
             known = len(contexts[r]) - (0 if x.drafts is None else int(x.drafts[r]))
             drafts, reached = contexts[r][known:], True
             for j in range(len(drafts) + 1):
                 read.append(contexts[r][: known + j])
-                token = self._sample(x, len(sampled), read[-1], vocab) if reached else NOT_REACHED
+                s = len(sampled)
+                if candidates is not None and x.sampling.candidates[s]:  # type: ignore[index]
+                    sampled.append(_fill_candidates(x, s, read[-1], vocab, candidates))
+                    continue
+                token = self._sample(x, s, read[-1], vocab) if reached else NOT_REACHED
                 reached = j < len(drafts) and token == drafts[j]
                 sampled.append(token)
             if not drafts:
@@ -267,6 +282,7 @@ class FakeBackend:
             logprobs=logprobs,
             targets=self._targets(x, contexts, vocab),
             seconds=(0.0, taken, 0.0, taken),
+            candidates=candidates,
         )
 
     def _write(self, x: StepInputs) -> list[list[int]]:
@@ -390,3 +406,24 @@ def fake_logprobs(
     ids = np.tile(np.arange(wide, dtype=np.int32) % vocab, (n, 1)).astype(np.int32)
     values = np.tile(-np.arange(wide, dtype=np.float32), (n, 1)).astype(np.float32)
     return LogprobArrays(chosen, ids, values)
+
+
+def _no_candidates(x: StepInputs) -> CandidateArrays | None:
+    wanted = x.sampling.candidates
+    if wanted is None:
+        return None
+    shape = len(wanted), int(wanted.max(initial=0))
+    return CandidateArrays(
+        np.full(shape, -1, np.int32), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    )
+
+
+def _fill_candidates(
+    x: StepInputs, s: int, context: list[int], vocab: int, out: CandidateArrays
+) -> int:
+    wanted = x.sampling.candidates
+    assert wanted is not None and int(x.sampling.position[s]) == len(context)
+    found = fake_candidates(context, vocab)[: wanted[s]]
+    out.ids[s, : len(found)] = [token for token, _ in found]
+    out.scores[s, : len(found)] = [score for _, score in found]
+    return found[0][0]

@@ -14,6 +14,7 @@ from tidemill.contract.repetition import RepetitionDetection
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
+MAX_BEAMS = 32
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKENS = 256
@@ -73,6 +74,15 @@ class SamplingParams(
         spaces_between_special_tokens: False: of two special tokens in a row that are shown, the
             second is written without the space that some tokenizers put before every token.
         repetition_detection: ends an output that repeats itself; None: nothing does.
+        best_of: so many choices are sampled, and the `n` with the highest mean logprob are the
+            output, best first; None: as many as `n`.
+        beam_width: above 0: beam search with so many beams instead of sampling, as transformers'
+            `num_beams` (`sched.beam_search`); the output are the `n` best hypotheses, best first.
+            Of the parameters above, those that change or ban logits apply (to the log-softmax, as
+            in transformers), those that only choose among tokens do not and must be left out.
+        length_penalty: of beam search: a hypothesis' score is its sum of logprobs divided by its
+            tokens to this power, in [-10, 10].
+        early_stopping: of beam search: True, False or ``never``, as in transformers.
     """
 
     temperature: float | None = None
@@ -96,6 +106,10 @@ class SamplingParams(
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     repetition_detection: RepetitionDetection | None = None
+    best_of: int | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
         # Every character of a string would be a stop string of its own.
@@ -133,6 +147,11 @@ class SamplingParams(
         return self.temperature == 0.0
 
     @property
+    def width(self) -> int:
+        """Sequences that are computed for one prompt."""
+        return self.beam_width or self.best_of or self.n
+
+    @property
     def penalized(self) -> bool:
         """True when the token history changes the logits."""
         return (
@@ -160,6 +179,8 @@ class SamplingParams(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
             )
         self._validate_stops()
+        if self.beam_width or self.best_of is not None:
+            self._validate_width()
         self.check_token_ids(vocab_size or _INT32_MAX)
         return self
 
@@ -173,6 +194,23 @@ class SamplingParams(
                 raise bad_request(
                     "stop", f"each stop string must have 1 to {MAX_STOP_STRING_CHARS} characters"
                 )
+
+    def _validate_width(self) -> None:
+        name, most = ("beam_width", MAX_BEAMS) if self.beam_width else ("best_of", MAX_CHOICES)
+        if self.beam_width and self.best_of not in (None, self.beam_width):
+            raise bad_request("best_of", "best_of and beam_width exclude each other; send one")
+        if not self.n <= self.width <= most:
+            raise bad_request(
+                name, f"{name} must be between n ({self.n}) and {most}, got {self.width}"
+            )
+        if self.beam_width:
+            for field, neutral in _UNUSED_BY_BEAMS.items():
+                if getattr(self, field) not in neutral:
+                    raise bad_request(
+                        field,
+                        f"{field} has no effect in a beam search, which samples nothing; leave it "
+                        "out",
+                    )
 
     def check_token_ids(self, vocab_size: int) -> None:
         """Raise unless every token id is below `vocab_size`.
@@ -221,6 +259,12 @@ _TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _NUMBER),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), _NUMBER),
     **dict.fromkeys(("top_k", "seed", "max_tokens", "min_tokens", "n"), _INTEGER),
+    **dict.fromkeys(("best_of", "beam_width"), _INTEGER),
+    "length_penalty": _NUMBER,
+    "early_stopping": (
+        lambda value: type(value) is bool or value == "never",
+        'True, False or "never"',
+    ),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), _INTEGER),
     **dict.fromkeys(("ignore_eos", "include_stop_str_in_output"), _BOOLEAN),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), _BOOLEAN),
@@ -235,7 +279,7 @@ _TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
 _OPTIONAL = frozenset(
     (
         *(*NEUTRAL, "seed", "max_tokens", "logprobs", "prompt_logprobs"),
-        "repetition_detection",
+        *("repetition_detection", "best_of"),
     )
 )
 _DEFAULTS = tuple(
@@ -255,8 +299,21 @@ RANGES: dict[str, tuple[float, float]] = {
     "max_tokens": (1, _INT32_MAX),
     "min_tokens": (0, _INT32_MAX),
     "n": (1, MAX_CHOICES),
+    "best_of": (1, MAX_CHOICES),
+    "beam_width": (0, MAX_BEAMS),
+    "length_penalty": (-10.0, 10.0),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+
+
+# Fields that only choose among tokens -> the values that a beam search accepts.
+_UNUSED_BY_BEAMS: dict[str, tuple[object, ...]] = {
+    "temperature": (None, 0.0, 1.0),
+    "top_p": (None, 1.0),
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0.0),
+    "repetition_detection": (None,),
 }
 
 

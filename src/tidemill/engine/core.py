@@ -384,6 +384,8 @@ class EngineCore:
             except Exception as error:
                 return self._failed(error, plan)
         elif not self._in_flight and self._scheduler.has_work:
+            if ended := self._scheduler.end_stuck():
+                return ended
             raise RuntimeError("the scheduler has work but planned no rows")
         return []
 

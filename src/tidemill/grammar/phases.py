@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,6 +90,13 @@ class ProgramState:
         self._repetition = Repetition()  # of tokens consumed by matchers
         self.complete = False
         self._enter(0)
+
+    def fork(self) -> ProgramState:
+        """See Constraint."""
+        made = copy(self)
+        made.matcher = None if self.matcher is None else self.matcher.deep_copy()
+        made._repetition = self._repetition.fork()
+        return made
 
     # -- position ----------------------------------------------------------------------------
 

@@ -29,3 +29,9 @@ class Repetition:
         else:
             self._seen.add(key)
             self.length = 0
+
+    def fork(self) -> Repetition:
+        """Another one in the same state."""
+        made = Repetition()
+        made._seen, made._recent, made.length = set(self._seen), self._recent, self.length
+        return made

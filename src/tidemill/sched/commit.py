@@ -29,12 +29,23 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
     snapshots.finish_row(state, in_flight, good=good and seq.status is not Status.FINISHED)
     if seq.status is Status.FINISHED:
         return None
+    beams = seq.owner.beams
     if result.error is not None:
         error = RequestError(result.error_kind, result.error, result.error_param)
+        if beams is not None:
+            beams.error = error  # ends with all its choices (`beams.advance`)
+            return None
         return finish(state, seq, FinishReason.ERROR, error=error)
     if in_flight.epoch == seq.epoch:
         seq.computed = in_flight.start + in_flight.count
     _take_prompt_logprobs(seq, in_flight, result)
+    if beams is not None:
+        if in_flight.epoch == seq.epoch:
+            _publish(state, seq)
+            seq.fork_of = -1
+            if in_flight.sample:
+                beams.results[seq.seq_id] = result
+        return None
     try:
         accepted, stop_token, reason = _accept(seq, result)
     except TidemillError as error:
@@ -108,10 +119,15 @@ def advance(seq: Sequence) -> tuple[int | None, FinishReason | None]:
 
 def finish_reason_of(seq: Sequence) -> FinishReason | None:
     """Why the choice ends with its last token; None if it continues."""
-    sampling = seq.owner.request.sampling
-    if seq.generated > sampling.min_tokens and seq.tokens[-1] in seq.stop_ids:
+    return finish_reason_at(seq, len(seq.tokens), seq.tokens[-1])
+
+
+def finish_reason_at(seq: Sequence, known: int, last: int) -> FinishReason | None:
+    """Why the choice ends with `known` tokens and this last one; None if it continues."""
+    generated = known - seq.prompt_len
+    if generated > seq.owner.request.sampling.min_tokens and last in seq.stop_ids:
         return FinishReason.STOP
-    return FinishReason.LENGTH if len(seq.tokens) >= seq.max_len else None
+    return FinishReason.LENGTH if known >= seq.max_len else None
 
 
 def _take_prompt_logprobs(seq: Sequence, in_flight: InFlightRow, result: RowResult) -> None:

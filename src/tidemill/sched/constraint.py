@@ -35,3 +35,6 @@ class Constraint(Protocol):
         Masks would enforce the same tokens one by one, so appending them does not change the
         output.
         """
+
+    def fork(self) -> Constraint:
+        """Another one in the same position."""

@@ -55,7 +55,8 @@ def _plan_streams(
     """Plan a row for each running stream, in order; if not all fit, streams take turns.
 
     A stream is skipped if the tokens it samples in flight reach its maximum length. A constrained
-    stream is skipped while a token is in flight, since its next mask depends on that token.
+    stream is skipped while a token is in flight, since its next mask depends on that token, and so
+    is a beam, since its next token does.
     """
     due = [s for s in state.running_of(background=False) if _is_due(s)]
     chosen = _chosen_streams(state, builder, due, urgent=urgent, competing=competing)
@@ -70,7 +71,7 @@ def _plan_streams(
 
 
 def _is_due(seq: Sequence) -> bool:
-    waits = seq.pending and seq.constraint is not None
+    waits = seq.pending and seq.serial
     return is_decoding(seq) and seq.known < seq.max_len and not waits
 
 
@@ -145,7 +146,10 @@ def _plan_running(
         builder.preempted = True
     growth = lease.grow(seq.planned + count)
     input_from = last_step if seq.planned == len(seq.tokens) else None
-    _add_row(state, builder, seq, chunk, growth.new_blocks, before, input_from=input_from)
+    blocks = growth.new_blocks
+    if not seq.on_worker:  # a beam forked from one that runs
+        blocks = tuple(tuple(table) for table in lease.tables)
+    _add_row(state, builder, seq, chunk, blocks, before, input_from=input_from)
     builder.copies.extend(growth.copies)
     return True
 
@@ -184,6 +188,7 @@ def _add_row(
             input_from=input_from,
             layers=layers,
             state_from=source,
+            fork_of=seq.fork_of,
             snapshots=tuple((position, slot) for position, (_, slot) in kept.items()),
             logits=logits,
             sample=sample,
@@ -242,6 +247,7 @@ def _static_data(seq: Sequence) -> NewSequence:
         program=request.program,
         adapter=request.adapter,
         pooling=request.pooling,
+        candidates=0 if seq.owner.beams is None else seq.owner.beams.candidates,
     )
 
 
@@ -284,7 +290,7 @@ def _prefill(
             admitting = admitting and not builder.preempted
             continue
         found = _cached_blocks(state, seq) if seq.lease is None else []
-        if not _fits_now(state, seq, found, reserved):
+        if not (state.has_place(seq) and _fits_now(state, seq, found, reserved)):
             admitting = False
             continue
         partial_match = _partial_match(state, seq, found, reserved)
@@ -298,7 +304,7 @@ def _prefill(
             return
         _admit(state, builder, seq, found, partial_match, start, chunk)
         tenants.record_turn(seq.owner.request.tenant)
-        reserved += _blocks_promised(state, seq)
+        reserved += _blocks_promised(state, seq) + _for_beams(seq)
 
 
 def _next_prefill(
@@ -320,7 +326,7 @@ def _next_prefill(
     for seq in running:
         if _prefills(seq) and seq.seq_id not in builder.planned and seq.seq_id not in builder.tried:
             candidates.setdefault(seq.owner.request.tenant, []).append(seq)
-    if admitting and len(state.running) < state.limits.max_num_seqs:
+    if admitting and state.places > 0:
         for name, seq in state.lines[background].queue.heads():
             if not seq.pending:
                 candidates.setdefault(name, []).append(seq)
@@ -354,7 +360,12 @@ def _preempt_for_tenant(state: State, builder: PlanBuilder) -> None:
     The sequence to admit is left in `builder.first`.
     """
     running = {seq.owner.request.tenant for seq in state.running_of(background=False)}
-    heads = [(n, s) for n, s in state.queue.heads() if n not in running and not s.pending]
+    heads = [
+        (n, s)
+        for n, s in state.queue.heads()
+        # A beam search waits for its places: others might be preempted, and still too few be free.
+        if n not in running and not s.pending and s.owner.beams is None
+    ]
     if not heads:
         return
     name, seq = max(heads, key=lambda head: state.tenants.deficit(head[0]))
@@ -363,8 +374,7 @@ def _preempt_for_tenant(state: State, builder: PlanBuilder) -> None:
         return  # larger than the tenant's whole share: it waits for free blocks
     reserved = state.blocks_promised()
     while not (
-        len(state.running) < state.limits.max_num_seqs
-        and _fits_now(state, seq, _cached_blocks(state, seq), reserved)
+        state.has_place(seq) and _fits_now(state, seq, _cached_blocks(state, seq), reserved)
     ):
         preempted = state.preemptable_for(name)
         if preempted is None:
@@ -380,7 +390,7 @@ def _preempt_background(state: State) -> None:
         if seq.pending:
             continue
         while not (
-            len(state.running) < state.limits.max_num_seqs
+            state.has_place(seq)
             and _fits_now(state, seq, _cached_blocks(state, seq), state.blocks_promised())
         ):
             victim = state.background_victim()
@@ -435,6 +445,11 @@ def _blocks_promised(state: State, seq: Sequence) -> int:
     return max(0, state.memory.blocks_for(seq.known) - seq.lease.num_blocks)
 
 
+def _for_beams(seq: Sequence) -> int:
+    """Blocks per group for the beams that will be forked from it."""
+    return 0 if seq.owner.beams is None else seq.owner.beams.reserved
+
+
 def _cached_blocks(state: State, seq: Sequence) -> list[tuple[int, ...]]:
     """Cached blocks of its prefix, without the last known token, which is always computed."""
     memory = state.memory
@@ -481,6 +496,7 @@ def _fits(
         need = seq.lease.needed(seq.known)
     else:
         need = memory.blocks_for(seq.known) - len(found) + memory.num_reclaimed(found)
+    need += _for_beams(seq)
     return need + reserved + headroom <= memory.num_free
 
 
@@ -497,7 +513,8 @@ def undo(state: State, rows_in_flight: list[InFlightRow]) -> None:
         if seq.status is not Status.RUNNING or seq.epoch != in_flight.epoch:
             continue
         assert seq.lease is not None
-        if in_flight.admitted:
+        if in_flight.admitted or in_flight.introduced:
+            # Also the first row of a forked beam: what it borrowed may not have been copied.
             state.preempt(seq, counted=False)
         else:
             seq.planned, seq.slice = in_flight.start, in_flight.slice_before

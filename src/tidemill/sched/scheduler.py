@@ -30,6 +30,7 @@ from tidemill.contract.sampling import MAX_CHOICES
 from tidemill.contract.wire import EngineStats
 from tidemill.memory.lease import KVMemory
 from tidemill.memory.prefix import root_digest
+from tidemill.sched import beams
 from tidemill.sched.commit import append_token, commit_row, finish, finish_reason_of
 from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
@@ -37,7 +38,7 @@ from tidemill.sched.memory_pressure import MemoryPressure
 from tidemill.sched.plan_builder import InFlightRow
 from tidemill.sched.planning import build, undo
 from tidemill.sched.policy import Limits, order_key
-from tidemill.sched.sequence import Emission, RequestState, Sequence
+from tidemill.sched.sequence import BeamGroup, Emission, RequestState, Sequence
 from tidemill.sched.state import State
 
 _log = get_logger(__name__)
@@ -94,7 +95,6 @@ class Scheduler:
         self._in_flight: deque[_InFlightStep] = deque()
         self._deadlines: list[tuple[float, int, bool, RequestState]] = []
         self._num_awaiting_program = 0
-        self._next_seq = 0
         self._receipts = 0
         self._next_step = 0
         self._counts = dict.fromkeys(_COUNTERS, 0)
@@ -167,7 +167,8 @@ class Scheduler:
         emissions = []
         for seq in owner.open_choices:
             seq.constraint = constraints[seq.choice]
-            seq.jumps = self.limits.jump_ahead and sampling.logprobs is None
+            seq.serial = True
+            seq.jumps = self.limits.jump_ahead and sampling.logprobs is None and owner.beams is None
         self._enqueue(owner)
         for seq in list(owner.open_choices):
             emissions += self._replay(seq)
@@ -210,6 +211,10 @@ class Scheduler:
                 f"the prompt has {len(prompt)} tokens; with at least one token of output that "
                 f"exceeds the context of {self.max_len} tokens; shorten the prompt",
             )
+        if sampling.beam_width:
+            longest = len(prompt) + (sampling.max_tokens or self.max_len)
+            if why := beams.too_large(self._state, request, min(self.max_len, longest)):
+                raise bad_request("beam_width", why)
         if not 0.0 < request.weight < math.inf:
             raise bad_request("weight", f"a tenant's weight must be above 0, got {request.weight}")
         if request.resume and len(request.resume) != sampling.n:
@@ -250,11 +255,12 @@ class Scheduler:
         room = self.max_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         if request.pooling is not None:
             room = len(prompt) + 1  # never reached: a pooled request samples nothing
-        for choice in range(sampling.n):
-            resumed = request.resume[choice] if request.resume else ()
+        searched = sampling.beam_width > 0
+        for choice in range(1 if searched else sampling.n):
+            resumed = request.resume[choice] if request.resume and not searched else ()
             owner.choices.append(
                 Sequence(
-                    seq_id=self._next_seq,
+                    seq_id=next(self._state.seq_ids),
                     owner=owner,
                     choice=choice,
                     order=order_key(request, self._receipts, choice),
@@ -267,8 +273,9 @@ class Scheduler:
                     background=request.background,
                 )
             )
-            self._next_seq += 1
         self._receipts += 1
+        if searched:
+            beams.open_group(self._state, owner)
         if request.program.free:
             self._enqueue(owner)
         else:
@@ -286,7 +293,7 @@ class Scheduler:
         """Queue the first choice, which computes the prompt. The others are held until then and
         fork from it; resumed choices are queued at once."""
         choices = owner.open_choices
-        if owner.request.resume:
+        if owner.request.resume and owner.beams is None:
             for seq in choices:
                 self._state.queue_of(seq).push(seq)
         else:
@@ -342,6 +349,10 @@ class Scheduler:
         owner = self._requests.get((client, request_id))
         if owner is None:
             return []
+        if owner.beams is not None:
+            emissions = beams.end(self._state, owner.beams, reason, choice=choice, error=error)
+            self._forget_if_done(owner)
+            return emissions
         ended = [seq for seq in owner.open_choices if choice is None or seq.choice == choice]
         # In reverse, so that no choice is promoted to leader just before it is ended.
         emissions = [finish(self._state, seq, reason, error=error) for seq in reversed(ended)]
@@ -407,6 +418,8 @@ class Scheduler:
                 self._counts["generated"] += len(emission.output.token_ids)
                 if emission.output.finish_reason is not None:
                     self._forget_if_done(in_flight.seq.owner)
+        for group in list(self._state.groups):
+            emissions += self._advance(group)
         self._counts["steps"] += 1
         # A chunk whose layers are computed over several steps is counted in the last of them.
         tokens = sum(in_flight.count for in_flight in step.rows_in_flight)
@@ -415,6 +428,23 @@ class Scheduler:
         self._last = (tokens, len(plan.rows))
         self._learn(step, result.timings.forward + result.timings.sampling)
         return emissions
+
+    def _advance(self, group: BeamGroup) -> list[Emission]:
+        emissions = beams.advance(self._state, group)
+        self._counts["generated"] += sum(len(e.output.token_ids) for e in emissions)
+        self._forget_if_done(group.owner)
+        return emissions
+
+    def end_stuck(self) -> list[Emission]:
+        """End the youngest beam search where nothing can be planned: since it was received, the
+        cache has shrunk below what its beams take."""
+        groups = self._state.groups
+        if not groups:
+            return []
+        group = max(groups, key=lambda group: group.leader.order[2:])
+        text = "the KV cache is too small for the beams; lower max_tokens or beam_width"
+        error = RequestError(ErrorKind.RESOURCE, text)
+        return self._end(*group.owner.key, None, FinishReason.ERROR, error)
 
     def _learn(self, step: _InFlightStep, seconds: float) -> None:
         figures = self._seconds
@@ -454,6 +484,9 @@ class Scheduler:
         emissions = []
         for owner in list(self._requests.values()):
             hit = [seq for seq in owner.open_choices if seq.seq_id in rows]
+            if hit and owner.beams is not None:
+                emissions += self._end(*owner.key, None, FinishReason.ERROR, error)
+                continue
             emissions += [finish(self._state, s, FinishReason.ERROR, error=error) for s in hit]
             self._forget_if_done(owner)
         return emissions
@@ -483,15 +516,16 @@ class Scheduler:
         """Predicted seconds of the step in flight, if the next step can be planned before its
         results; None: it cannot.
 
-        It can if every row decodes one token without a constraint. Their sampled tokens matter to
-        the next step only as inputs, which the executor already has. A constraint's next mask
-        depends on the sampled token, and a prompt's blocks can be shared only once computed.
+        It can if every row decodes one token without a constraint, and none is a beam. Their
+        sampled tokens matter to the next step only as inputs, which the executor already has. A
+        constraint's next mask depends on the sampled token, a beam's next token on the candidates
+        of all, and a prompt's blocks can be shared only once computed.
         """
         if self.limits.depth < 2 or len(self._in_flight) != 1:
             return None
         [step] = self._in_flight
         for in_flight in step.rows_in_flight:
-            if not in_flight.sample or in_flight.count != 1 or in_flight.seq.constraint is not None:
+            if not in_flight.sample or in_flight.count != 1 or in_flight.seq.serial:
                 return None
         return step.predicted or None
 

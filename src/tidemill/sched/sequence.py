@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tidemill.contract.plan import RowResult
 from tidemill.contract.request import (
     TRANSITIONS,
     ChoiceOutput,
     EngineRequest,
+    FinishReason,
+    RequestError,
     Status,
     TokenLogprob,
 )
 from tidemill.memory.lease import Lease
 from tidemill.memory.prefix import BlockKey, Media, block_key, media_within
+from tidemill.sched.beam_search import BeamSearch, Hypothesis
 from tidemill.sched.constraint import Constraint
 
 OrderKey = tuple[int, float, int, int]
@@ -49,6 +53,7 @@ class RequestState:
             (index 0 stays None). Empty if not requested, and once sent.
         ready: its constraint is compiled, or it has none; until then all its choices are held.
         cached_tokens: prompt tokens found in the prefix cache at the leader's first admission.
+        beams: of a beam search; `choices` are then the sequences of its beams.
     """
 
     client: int
@@ -61,6 +66,7 @@ class RequestState:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     ready: bool = True
     cached_tokens: int | None = None
+    beams: BeamGroup | None = None
 
     @property
     def key(self) -> tuple[int, str]:
@@ -103,6 +109,8 @@ class Sequence:
         banned: tokens that cannot be sampled before min_tokens.
         charged: positions charged to its tenant; recomputed positions are not charged again.
         last_row: id of the latest plan that has a row for it.
+        serial: a row is planned only when the result of the one before it is known.
+        fork_of: of a recurrent model: the sequence whose state its first row starts from, or -1.
         background: it may use only what no other sequence wants.
     """
 
@@ -137,6 +145,8 @@ class Sequence:
     preemptions: int = 0
     charged: int = 0
     last_row: int = -1
+    serial: bool = False
+    fork_of: int = -1
     background: bool = False
 
     @property
@@ -197,3 +207,90 @@ class Sequence:
         self.slice = None
         self.computed = self.planned = self.published = 0
         self.epoch += 1
+
+
+class TokenChain(NamedTuple):
+    """The logprobs of a beam's tokens, last first; beams share what they have in common."""
+
+    last: TokenLogprob
+    before: TokenChain | None
+
+    def tokens(self) -> tuple[TokenLogprob, ...]:
+        """In order of position."""
+        found, link = [], self
+        while True:
+            found.append(link.last)
+            if link.before is None:
+                return tuple(reversed(found))
+            link = link.before
+
+
+@dataclass(slots=True, eq=False)
+class Beam:
+    """A live beam.
+
+    Attributes:
+        seq: its sequence. It is FINISHED while the group is preempted, except the first beam's.
+        logprobs: of its generated tokens; None without, or if not requested.
+    """
+
+    seq: Sequence
+    logprobs: TokenChain | None = None
+
+
+class Ended(NamedTuple):
+    """The output of a hypothesis."""
+
+    tokens: tuple[int, ...]
+    logprobs: TokenChain | None
+    reason: FinishReason
+    stop_token: int | None
+
+
+@dataclass(slots=True, eq=False)
+class BeamGroup:
+    """The beams of a request, which advance together: a round is decided once every live beam has
+    its candidates (`sched.beams`).
+
+    Invariants: all beams have equally many tokens. Either all their sequences run, or (before the
+    prompt is computed, and after a preemption) at most the first one's does.
+
+    Attributes:
+        owner, search: the request, and its scores.
+        candidates: how many a row returns.
+        live: best first.
+        ended: outputs of the search's hypotheses.
+        results: candidates of this round, by sequence.
+        open: choices without a final output.
+        reserved: blocks (per group) to leave free at its admission for beams without blocks.
+        error: why it cannot go on.
+    """
+
+    owner: RequestState
+    search: BeamSearch
+    candidates: int
+    live: list[Beam]
+    open: list[int]
+    reserved: int
+    ended: dict[Hypothesis, Ended] = field(default_factory=dict)
+    results: dict[int, RowResult] = field(default_factory=dict)
+    error: RequestError | None = None
+    first_scheduled: float = 0.0
+    first_token: float = 0.0
+
+    @property
+    def leader(self) -> Sequence:
+        """The sequence that computes the prompt, alone."""
+        return self.live[0].seq
+
+    @property
+    def running(self) -> bool:
+        """Its first sequence runs."""
+        return self.leader.status is Status.RUNNING
+
+    @property
+    def missing(self) -> int:
+        """While it runs, how many sequences more it may have."""
+        if not self.running:
+            return 0
+        return self.search.width - sum(b.seq.status is Status.RUNNING for b in self.live)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 from tidemill.contract.request import Status
 from tidemill.memory.lease import KVMemory
@@ -12,7 +13,7 @@ from tidemill.sched.cost import StepCost
 from tidemill.sched.fairness import Tenants
 from tidemill.sched.policy import Limits
 from tidemill.sched.queue import WaitingQueue
-from tidemill.sched.sequence import Sequence
+from tidemill.sched.sequence import BeamGroup, Sequence
 
 
 @dataclass(slots=True)
@@ -38,6 +39,8 @@ class State:
     Attributes:
         lines: of foreground and background sequences; index with `Sequence.background`.
         tenants, queue: of the foreground.
+        groups: all beam searches that have not ended.
+        seq_ids: of new sequences.
     """
 
     def __init__(self, memory: KVMemory, limits: Limits, clock: Callable[[], float]) -> None:
@@ -49,6 +52,8 @@ class State:
         self.cost = StepCost()
         self.running: list[Sequence] = []
         self.forks: dict[int, Sequence] = {}
+        self.groups: list[BeamGroup] = []
+        self.seq_ids = count()
         self.preempted_to_send: list[int] = []
         self.finished_to_send: list[int] = []
         self.preemptions = 0
@@ -86,11 +91,24 @@ class State:
     def blocks_promised(self) -> int:
         """Blocks (per group) that the known tokens of running sequences still need."""
         blocks_for = self.memory.blocks_for
-        return sum(
+        promised = sum(
             max(0, blocks_for(seq.known) - seq.lease.num_blocks)
             for seq in self.running
             if seq.lease is not None
         )
+        return promised + sum(group.reserved for group in self.groups if group.running)
+
+    @property
+    def places(self) -> int:
+        """How many more sequences may run."""
+        taken = len(self.running) + sum(group.missing for group in self.groups)
+        return self.limits.max_num_seqs - taken
+
+    def has_place(self, seq: Sequence) -> bool:
+        """The sequence may run; of a beam search, all its beams. Alone it always may: the limit may
+        be below its width under memory pressure."""
+        width = 1 if seq.owner.beams is None else seq.owner.beams.search.width
+        return width <= self.places or not self.running
 
     def victim(self, requester: Sequence, planned: set[int]) -> Sequence | None:
         """The sequence to preempt for `requester`: the preemptible one cheapest to recompute.
@@ -104,19 +122,19 @@ class State:
         oldest = self._oldest()
         behind = self.running_of(background=True)
         if behind and not requester.background:
-            behind = [seq for seq in behind if seq.seq_id not in planned]
+            behind = [seq for seq in behind if not _is_planned(seq, planned)]
             if behind:
                 return self._least_loss(behind)
         held = self._held_per_weight(background=requester.background)
         mine = held[requester.owner.request.tenant]
 
         def is_preemptible(seq: Sequence) -> bool:
-            if seq is requester or seq is oldest or seq.seq_id in planned:
+            if _is_planned(seq, planned) or _together(seq, requester) or _together(seq, oldest):
                 return False
             if seq.background != requester.background:
                 return False
             theirs = held[seq.owner.request.tenant]
-            if requester is oldest or theirs > mine:
+            if _together(requester, oldest) or theirs > mine:
                 return True
             return theirs == mine and seq.order > requester.order
 
@@ -143,7 +161,7 @@ class State:
         candidates = [
             s
             for s in self.running_of(background=False)
-            if s is not oldest and s.owner.request.tenant in above
+            if not _together(s, oldest) and s.owner.request.tenant in above
         ]
         return self._least_loss(candidates)
 
@@ -178,8 +196,11 @@ class State:
         return {n: held / share(n) for n, held in self._held(background=background).items()}
 
     def _running_per_tenant(self) -> dict[str, int]:
+        """Sequences per tenant; a beam search counts as one, since all of it is preempted."""
         count: dict[str, int] = {}
         for seq in self.running_of(background=False):
+            if seq.owner.beams is not None and seq is not seq.owner.beams.leader:
+                continue
             count[seq.owner.request.tenant] = count.get(seq.owner.request.tenant, 0) + 1
         return count
 
@@ -211,12 +232,15 @@ class State:
         self.queue_of(seq).push(seq)
 
     def preempt(self, seq: Sequence, *, counted: bool = True) -> None:
-        """Free a running sequence's blocks and queue it again, at its old position.
+        """Free a running sequence's blocks and queue it again, at its old position. Of a beam
+        search, the blocks of all beams are freed, and the first one is queued (`sched.beams`).
 
         Args:
             seq: the sequence.
             counted: False for an undone admission, which does not count as a preemption.
         """
+        if seq.owner.beams is not None:
+            seq = self._collapse(seq.owner.beams)
         assert seq.lease is not None
         seq.lease.close()
         seq.forget_progress()
@@ -228,6 +252,19 @@ class State:
         if counted:
             seq.preemptions += 1
             self.preemptions += 1
+
+    def _collapse(self, group: BeamGroup) -> Sequence:
+        """End the sequences of all beams but the first, which is returned. `sched.beams` makes new
+        ones once it has computed its tokens again."""
+        group.results.clear()
+        leader = group.leader
+        for beam in group.live[1:]:
+            if beam.seq.status is Status.RUNNING:
+                self.retire(beam.seq)
+                shared = 0 if self.memory.recurrent else common(beam.seq.tokens, leader.tokens)
+                full = shared // self.memory.block_size
+                group.reserved += self.memory.blocks_for(len(beam.seq.tokens)) - full
+        return leader
 
     def drop_slice(self, seq: Sequence) -> None:
         """Discard a partly computed chunk and its blocks; it will be computed from layer 0."""
@@ -260,7 +297,9 @@ class State:
             line.tenants.check()
         orders = [seq.order for seq in self.running]
         assert orders == sorted(orders), "running sequences are out of order"
-        assert len(self.running) <= self.limits.max_num_seqs, "too many sequences run"
+        alone = max((group.search.width for group in self.groups if group.running), default=0)
+        most = max(self.limits.max_num_seqs, alone)
+        assert len(self.running) <= most, "too many sequences run"
         for seq in self.running:
             assert seq.status is Status.RUNNING and seq not in self.queue_of(seq)
             assert seq.lease is not None, f"running sequence {seq.seq_id} holds no blocks"
@@ -274,3 +313,25 @@ class State:
             held = seq.lease is not None
             assert held == (seq.seq_id in self.forks), "only forks wait with blocks"
             assert held or seq.computed == seq.planned == seq.published == 0
+
+
+def _together(one: Sequence, other: Sequence | None) -> bool:
+    """They are the same, or beams of one search: preempted together."""
+    if one is other:
+        return True
+    return other is not None and one.owner is other.owner and one.owner.beams is not None
+
+
+def _is_planned(seq: Sequence, planned: set[int]) -> bool:
+    """It, or a beam of the same search, has a row in the plan."""
+    if seq.owner.beams is None:
+        return seq.seq_id in planned
+    return any(beam.seq.seq_id in planned for beam in seq.owner.beams.live)
+
+
+def common(one: list[int], other: list[int]) -> int:
+    """Length of the longest common prefix of two lists of tokens."""
+    for i, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return i
+    return min(len(one), len(other))
