@@ -129,7 +129,7 @@ def test_the_next_prompt_begins_with_the_last_one_and_its_answer(model: Model) -
         ({"type": "web_search_call", "id": "x"}, "input[1].type"),
         ({"type": "image_generation_call", "id": "x"}, "input[1].type"),
         ({"type": "mcp_call", "id": "x"}, "input[1].type"),
-        ({"type": "compaction", "encrypted_content": "x"}, "input[1].type"),
+        ({"type": "compaction", "encrypted_content": "x"}, "input[1].encrypted_content"),
         ({"content": "x"}, "input[1].type"),
         ({"role": "user"}, "input[1].content"),
         ({"role": "tool", "content": "x"}, "input[1].role"),

@@ -21,6 +21,10 @@ from tidemill.server.dialects.openai.responses.tools import INPUT, TOOL_SEARCH, 
 Item = dict[str, Any]
 
 REFERENCE = "item_reference"
+COMPACTION = "compaction"
+"""What stands for a part of a conversation (`compact`)."""
+
+_SUMMARY = "[what was said and done before, summed up]\n"
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _ROLES = ("user", "assistant", "system", "developer")
 _NOT_SHOWN = frozenset(NOT_SHOWN)
@@ -153,6 +157,16 @@ def _message(at: str, item: Mapping[str, Any]) -> Item:
 def _status(item: Mapping[str, Any]) -> str:
     status = item.get("status")
     return status if status in ("in_progress", "completed", "incomplete") else "completed"
+
+
+def _compaction(at: str, item: Mapping[str, Any]) -> Item:
+    sealed = _string(at, item, "encrypted_content")
+    try:
+        unseal(sealed)
+    except SealError as error:
+        where = f"{at}.encrypted_content"
+        raise bad_request(where, f"{where}: {error}") from None
+    return {"encrypted_content": sealed}
 
 
 def _agent_message(at: str, item: Mapping[str, Any]) -> Item:
@@ -345,6 +359,12 @@ def _say_agent(turns: Turns, placed: Placed) -> None:
     turns.add({"role": "user", "content": text}, path, item)
 
 
+def _say_compaction(turns: Turns, placed: Placed) -> None:
+    item, path = placed
+    text = _SUMMARY + unseal(item["encrypted_content"])
+    turns.add({"role": "user", "content": text}, path, item)
+
+
 def _say_reasoning(turns: Turns, placed: Placed) -> None:
     item = placed.item
     text = text_of(item["content"] or item["summary"])
@@ -447,6 +467,7 @@ KINDS: dict[str, Kind] = {
         "tso", "call_id execution tools", _search_output, _say_found, tools=True
     ),
     "additional_tools": _kind("at", "role tools", _more_tools, _say_nothing, tools=True),
+    COMPACTION: _kind("cmp", "encrypted_content", _compaction, _say_compaction),
     "agent_message": _kind("amsg", "author recipient content", _agent_message, _say_agent),
 }
 

@@ -36,6 +36,13 @@ async def count_input_tokens(context: ServerContext, request: Request) -> Respon
     return await input_tokens(context, request)
 
 
+async def compact_response(context: ServerContext, request: Request) -> Response:
+    """Have the model sum a conversation up: the users' messages, and one item for all else."""
+    from tidemill.server.dialects.openai.responses.compact import compact
+
+    return await compact(context, request)
+
+
 async def get_response(context: ServerContext, request: Request) -> Response:
     """A stored response; with stream=true the events of a background response."""
     from tidemill.server.dialects.openai.responses.retrieve import get
@@ -127,6 +134,7 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/responses", create_response, schema.ResponseRequest, streams=_EVENTS),
     Endpoint("GET", "/v1/responses", open_socket),
     Endpoint("POST", "/v1/responses/input_tokens", count_input_tokens, schema.InputTokensRequest),
+    Endpoint("POST", "/v1/responses/compact", compact_response, schema.CompactRequest),
     Endpoint("GET", _RESPONSE, get_response, streams=_EVENTS),
     Endpoint("DELETE", _RESPONSE, delete_response),
     Endpoint("POST", f"{_RESPONSE}/cancel", cancel_response),

@@ -214,6 +214,20 @@ class InputTokensRequest(ResponseRequest, kw_only=True):
     """Body of POST /v1/responses/input_tokens; what does not change the prompt is checked alone."""
 
 
+class CompactRequest(ResponseRequest, kw_only=True):
+    """Body of POST /v1/responses/compact; `max_output_tokens` bounds the summary.
+
+    Codex sends the tools and the form of its turns: neither rules the summary.
+    """
+
+    def finalize(self) -> None:
+        super().finalize()
+        for name in ("stream", "background", "conversation"):
+            if getattr(self, name):
+                raise _about(name, "a compaction is one answer, and changes nothing that is stored")
+        self.text = None
+
+
 class ConversationRequest(Body, kw_only=True):
     """Body of POST /v1/conversations.
 
