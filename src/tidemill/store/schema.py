@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from sqlalchemy import MetaData
 
-from tidemill.store.tables import METADATA, batches, identity, quotas, settings
+from tidemill.store.tables import METADATA, audit, batches, identity, quotas, settings, usage
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest revision in `migrations/versions/`: what a database must be at."""
 
 VERSION_TABLE = "schema_version"
 
 # Each module adds its tables to the one MetaData when it is imported.
-_CONCERNS = (settings, identity, batches, quotas)
+_CONCERNS = (settings, identity, batches, quotas, usage, audit)
 
 
 def metadata() -> MetaData:

@@ -106,7 +106,7 @@ class Spool:
         self._oldest = numbers[0] if numbers else 1
         self._map: mmap.mmap | None = None
         self._used = SEGMENT_BYTES
-        self._prepared: mmap.mmap | None = None
+        self._prepared: tuple[int, mmap.mmap] | None = None  # with its number
         self._retry_at = 0.0
 
     # -- writing -----------------------------------------------------------------------------
@@ -137,8 +137,8 @@ class Spool:
     def _next_segment(self) -> bool:
         if self._newest - self._oldest + 1 >= self._most:
             return False
-        prepared, self._prepared = self._prepared, None
-        if prepared is None:
+        (number, prepared), self._prepared = self._prepared or (0, None), None
+        if prepared is None or number != self._newest + 1:
             now = monotonic()
             if now < self._retry_at:
                 return False
@@ -163,7 +163,8 @@ class Spool:
             if self._newest - self._oldest + 1 >= self._most:
                 return
             try:
-                self._prepared = _make_segment(self.folder, self._newest + 1)
+                number = self._newest + 1
+                self._prepared = number, _make_segment(self.folder, number)
             except OSError:
                 return  # `append` says it
 
@@ -218,7 +219,7 @@ class Spool:
 
     def close(self) -> None:
         """Release it; another process may take it."""
-        for segment in (self._map, self._prepared):
+        for segment in (self._map, self._prepared and self._prepared[1]):
             if segment is not None:
                 segment.close()
         self._map = self._prepared = None

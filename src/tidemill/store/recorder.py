@@ -1,0 +1,259 @@
+"""Takes the records of requests: into the spool at once, and from there into the database.
+
+`add` neither waits nor raises. A task follows, in transactions that count a batch of records and
+move the spool's position past it, so that whatever is killed or gone, each record counts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from tidemill.base.clock import monotonic
+from tidemill.base.errors import TidemillError
+from tidemill.base.log import get_logger
+from tidemill.store.spool import Batch, Position, Spool, left_spools, take_spool
+from tidemill.telemetry.record import RequestRecord
+
+if TYPE_CHECKING:
+    from tidemill.store.database import Database
+
+log = get_logger(__name__)
+
+BATCH = 128
+"""Records of one transaction: a few milliseconds of the event loop."""
+
+FLUSH_SECONDS = 1.0
+"""Records are in the database so long after their requests ended, while it answers."""
+
+SYNC_SECONDS = 1.0
+"""What a power failure may lose."""
+
+LEFT_SECONDS = 60.0
+"""How often the spools of servers that have ended are looked for."""
+
+CLOSE_SECONDS = 3.0
+"""How long the end of a server waits for its last records to be written."""
+
+_RETRY = (0.2, 5.0)
+_SAID_SECONDS = 60.0
+
+
+class Gauges(Protocol):
+    """What is exported.
+
+    Attributes:
+        lost: counts records that are in neither spool nor database.
+    """
+
+    def lost(self, count: int) -> None:
+        """So many more were lost."""
+
+
+class Recorder:
+    """Of one server.
+
+    Args:
+        folder: of the spools for this database.
+        database: opens it, where that has not been done; it raises TidemillError.
+        gauges: told of losses.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        database: Callable[[], Awaitable[Database]],
+        gauges: Gauges | None = None,
+    ) -> None:
+        self._folder = folder
+        self._open_database = database
+        self._gauges = gauges
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._spool: Spool | None = None
+        self._wrong: TidemillError | None = None
+        self._counted = 0  # of spool.appended
+        self._done: tuple[Position, int] | None = None
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._said_at = 0.0
+        self._closing = False
+
+    @property
+    def behind(self) -> int:
+        """Records of this process that are not in the database yet."""
+        return 0 if self._spool is None else self._spool.appended - self._counted
+
+    @property
+    def server_id(self) -> str:
+        """Id of the spool, and of the audit chain; empty before the first record."""
+        return "" if self._spool is None else self._spool.id
+
+    def add(self, record: RequestRecord) -> None:
+        """Take a record."""
+        spool = self._spool or self._take()
+        if spool is None or not spool.append(self._encode(record)):
+            self._lose()
+            return
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(FLUSH_SECONDS, self._due)
+            if self._task is None:
+                self._task = loop.create_task(self._run())
+        elif self.behind >= BATCH:
+            self._wake.set()
+
+    def _take(self) -> Spool | None:
+        if self._wrong is None and not self._closing:
+            try:
+                self._spool = take_spool(self._folder)
+            except TidemillError as error:
+                self._wrong = error
+                log.error("requests are not recorded: %s", error.message)
+        return self._spool
+
+    def _lose(self) -> None:
+        if self._gauges is not None:
+            self._gauges.lost(1)
+        now = monotonic()
+        if self._spool is not None and now - self._said_at > _SAID_SECONDS:
+            self._said_at = now
+            log.error(
+                "the spool is full, and the database takes nothing: requests are answered and not "
+                "recorded (%d so far)",
+                self._spool.lost,
+            )
+
+    def _due(self) -> None:
+        self._timer = None
+        self._wake.set()
+
+    # -- into the database -------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Write what is spooled whenever something is, and look after spools that were left."""
+        delay, looked, synced = _RETRY[0], 0.0, 0.0
+        while not self._closing:
+            await self._wake.wait()
+            self._wake.clear()
+            spool, now = self._spool, monotonic()
+            assert spool is not None
+            if now - synced >= SYNC_SECONDS:
+                synced = now
+                await asyncio.to_thread(_keep_up, spool)
+            try:
+                database = await self._open_database()
+                await self._write_all(database, spool)
+                if now - looked >= LEFT_SECONDS:
+                    looked = now
+                    await drain_left(self._folder, database)
+                delay = _RETRY[0]
+            except TidemillError:
+                # Said by whoever opens it. The records wait.
+                self._done = None
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _RETRY[1])
+                self._wake.set()
+            except Exception:
+                log.exception("records of requests cannot be written to the database")
+                self._done = None
+                await asyncio.sleep(_RETRY[1])
+                self._wake.set()
+
+    async def _write_all(self, database: Database, spool: Spool) -> None:
+        goal = spool.appended
+        self._done = await write_spool(database, spool, self._done)
+        self._counted = max(self._counted, goal)
+
+    async def flush(self) -> None:
+        """Write what has been spooled so far.
+
+        Raises:
+            TidemillError: the database does not answer.
+        """
+        if self._spool is not None:
+            await self._write_all(await self._open_database(), self._spool)
+
+    async def close(self) -> None:
+        """Write the last records, where the database takes them now, and release the spool."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._spool is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                self._done = None
+                await self.flush()
+        except (TidemillError, TimeoutError):
+            log.warning("%d records of requests wait in the spool for the next start", self.behind)
+        finally:
+            self._spool.close()
+            self._spool = None
+
+
+def _keep_up(spool: Spool) -> None:
+    spool.prepare()
+    spool.sync()
+
+
+async def write_spool(
+    database: Database, spool: Spool, done: tuple[Position, int] | None = None
+) -> tuple[Position, int]:
+    """Count everything that is in a spool.
+
+    Args:
+        database: open.
+        spool: of this process.
+        done: what the database has counted, as returned before; None: it is asked.
+
+    Returns:
+        The spool's position and losses that have been counted.
+
+    Raises:
+        TidemillError: the database does not answer.
+    """
+    from tidemill.store.count import count, position_of, records_of
+
+    while True:
+        if done is None:
+            done = await database.read(lambda connection: position_of(connection, spool.id))
+        position, lost = done
+        batch: Batch = spool.read(position, BATCH)
+        if batch.end == position and batch.lost <= lost:
+            return done
+        records, wrong = records_of(batch)
+        if wrong or batch.damaged:
+            log.error(
+                "spool %s: %d records cannot be read, and parts of %d files",
+                *(spool.id, wrong, batch.damaged),
+            )
+        work = partial(count, spool=spool.id, batch=batch, records=records, unreadable=wrong)
+        if not await database.write(work):
+            done = None  # somebody else has counted it
+            continue
+        done = batch.end, batch.lost
+        spool.discard(batch.end)
+        await asyncio.sleep(0)
+
+
+async def drain_left(folder: Path, database: Database) -> int:
+    """Count what servers that have ended left in their spools; returns how many spools there were.
+
+    Raises:
+        TidemillError: the database does not answer.
+    """
+    found = 0
+    for spool in left_spools(folder):
+        await write_spool(database, spool)
+        found += 1
+    return found
