@@ -22,7 +22,7 @@ VALUES = {name: sample(name) for name in PARAMETERS}
 OTHERS = (
     *("embed", "rerank", "score", "similarity", "tokenize", "detokenize", "count_tokens"),
     *("input_tokens", "conversations", "apply-template", "repository"),
-    *("show", "pull", "copy", "delete", "create", "push", "compact"),
+    *("show", "pull", "copy", "delete", "create", "push", "compact", "batches", "files", "keys"),
 )
 
 
