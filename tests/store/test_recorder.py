@@ -296,7 +296,8 @@ async def test_a_spool_that_cannot_be_written_stops_nothing(tmp_path: Path) -> N
     async def never() -> Database:
         raise AssertionError
 
-    recorder = Recorder(tmp_path / "spool", never, Gauges())
+    recorder = Recorder(tmp_path / "spool", never)
+    recorder.gauges = Gauges()
     recorder.add(record(1))
     recorder.add(record(2))
     assert lost == [1, 1]

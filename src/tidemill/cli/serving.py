@@ -106,6 +106,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         drain_timeout=server.drain_timeout,
         source=source,
         database=location_of(server.database, default_home()),
+        home=default_home(),
         database_outage=server.database_outage,
         prices=deployment.prices,
         quotas=deployment.quotas,

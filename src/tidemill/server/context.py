@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidemill.server.host.versions import Versions
     from tidemill.server.quotas.quotas import Quotas, RequestQuota
     from tidemill.server.recording import Recording
+    from tidemill.store.recorder import Recorder
 
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ class ServerContext:
         bodies: bound on the memory of request bodies.
         shared: bounds on what requests to all models hold.
         recording: makes a record of each request; None: nobody reads them.
+        recorder: where the records go.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -55,6 +57,7 @@ class ServerContext:
     shared: SharedBounds = field(init=False)
     manager: ModelManager | None = None
     recording: Recording | None = None
+    recorder: Recorder | None = None
     storage: Storage | None = None
     quotas: Quotas | None = None
     app: ASGIApp | None = None

@@ -70,6 +70,8 @@ class ServeOptions:
             ends them at once.
         source: where the models are described, so that they can change while the server runs.
         database: where keys, limits, usage and audit are kept; None: nowhere.
+        home: ``TIDEMILL_HOME``, where requests are recorded before they are in the database; None:
+            they are not recorded.
         database_outage: seconds for which its keys count while it does not answer.
         prices: of models.
         quotas: limits of each level.
@@ -89,6 +91,7 @@ class ServeOptions:
     drain_timeout: float = DRAIN_SECONDS
     source: Source | None = None
     database: Location | None = None
+    home: Path | None = None
     database_outage: float = 3600.0
     prices: Prices = field(default_factory=Prices)
     quotas: Defaults = field(default_factory=Defaults)
@@ -146,6 +149,8 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         return await _until_stopped(http, context, signals, options, say)
     finally:
         await context.host.close()
+        if context.recorder is not None:
+            await context.recorder.close()
         if context.storage is not None:
             await context.storage.close()
 
@@ -190,6 +195,10 @@ class _Assembly:
                 metrics = DatabaseMetrics(self._made.metrics.registry)
                 self._made.storage = Storage(options.database, metrics)
                 go_on(self._made)
+                if options.home is not None:
+                    from tidemill.server.records import keep_records
+
+                    keep_records(self._made, options.home, options.prices)
             self._limit(self._made)
         return self._made
 

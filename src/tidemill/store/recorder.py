@@ -61,6 +61,8 @@ class Recorder:
     Args:
         folder: of the spools for this database.
         database: opens it, where that has not been done; it raises TidemillError.
+
+    Attributes:
         gauges: told of losses.
     """
 
@@ -72,7 +74,7 @@ class Recorder:
     ) -> None:
         self._folder = folder
         self._open_database = database
-        self._gauges = gauges
+        self.gauges: Gauges | None = None
         self._encode = msgspec.msgpack.Encoder().encode
         self._spool: Spool | None = None
         self._wrong: TidemillError | None = None
@@ -118,8 +120,8 @@ class Recorder:
         return self._spool
 
     def _lose(self) -> None:
-        if self._gauges is not None:
-            self._gauges.lost(1)
+        if self.gauges is not None:
+            self.gauges.lost(1)
         now = monotonic()
         if self._spool is not None and now - self._said_at > _SAID_SECONDS:
             self._said_at = now
@@ -194,11 +196,18 @@ class Recorder:
             async with asyncio.timeout(CLOSE_SECONDS):
                 self._done = None
                 await self.flush()
+                await self._seal(self._spool.id)
         except (TidemillError, TimeoutError):
             log.warning("%d records of requests wait in the spool for the next start", self.behind)
         finally:
             self._spool.close()
             self._spool = None
+
+    async def _seal(self, chain: str) -> None:
+        from tidemill.store.audit import seal
+
+        database = await self._open_database()
+        await database.write(lambda connection: seal(connection, chain))
 
 
 def _keep_up(spool: Spool) -> None:

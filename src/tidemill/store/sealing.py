@@ -1,4 +1,4 @@
-"""Keys that seal the audit log: an HMAC key of this machine, or an Ed25519 key.
+"""Keys that seal the audit log: an HMAC key from the server's secret, or an Ed25519 key.
 
 With HMAC, who can verify can also seal. With Ed25519, whose private key only the servers have, the
 public key suffices to verify.
@@ -14,11 +14,11 @@ from typing import Protocol
 
 from tidemill.base.errors import config_error
 from tidemill.base.files import open_regular
+from tidemill.store.secret import read_secret
 
 KEY_VARIABLE = "TIDEMILL_AUDIT_KEY"
-"""Path of the key's file: 32 bytes or more for HMAC, or a PEM file of an Ed25519 key."""
+"""Path of a file: 32 bytes or more for HMAC, or a PEM file of an Ed25519 key."""
 
-FILE_NAME = "audit.key"
 _KEY_BYTES = 32
 _MAX_BYTES = 2**14
 _PEM = b"-----BEGIN "
@@ -118,27 +118,22 @@ class Ed25519Sealer:
         return True
 
 
-def open_sealer(home: Path, *, make: bool = True) -> Sealer | None:
-    """The key that `TIDEMILL_AUDIT_KEY` names, else the one in `home`.
+def open_sealer(home: Path) -> Sealer:
+    """The key that `TIDEMILL_AUDIT_KEY` names, else one from the server's secret.
 
     Args:
-        home: ``TIDEMILL_HOME``.
-        make: make one there if there is none; else None is returned.
+        home: ``TIDEMILL_HOME``, where the secret is; it is made where there is none.
 
     Raises:
         TidemillError: kind CONFIG: it cannot be read, or is none.
     """
     named = os.environ.get(KEY_VARIABLE)
-    path = Path(named).expanduser() if named else home / FILE_NAME
+    if not named:
+        return HmacSealer(hashlib.sha256(b"tidemill audit\0" + read_secret(home)).digest())
+    path = Path(named).expanduser()
     try:
-        if make and not named:
-            _make_key(path)
         with open_regular(path) as file:
             data = file.read(_MAX_BYTES)
-    except FileNotFoundError:
-        if not named:
-            return None
-        raise config_error(KEY_VARIABLE, f"the audit key {path} does not exist") from None
     except OSError as error:
         raise config_error(
             KEY_VARIABLE, f"the audit key {path} cannot be read: {error.strerror or error}"
@@ -150,22 +145,3 @@ def open_sealer(home: Path, *, make: bool = True) -> Sealer | None:
             KEY_VARIABLE, f"the audit key {path} has {len(data)} bytes; it needs {_KEY_BYTES}"
         )
     return HmacSealer(data)
-
-
-def _make_key(path: Path) -> None:
-    """A random key, readable by its owner alone; of two processes that make it, one does."""
-    if path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(os.urandom(_KEY_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()

@@ -1,0 +1,60 @@
+"""What becomes of the records of requests: usage and audit, where the server has a database."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidemill.base.errors import TidemillError
+from tidemill.base.log import get_logger
+from tidemill.contract.prices import Prices
+from tidemill.metrics.usage import UsageMetrics
+from tidemill.server.context import ServerContext
+from tidemill.server.recording import Recording
+from tidemill.store.recorder import Recorder
+
+if TYPE_CHECKING:
+    from tidemill.store.database import Database
+    from tidemill.store.location import Location
+
+log = get_logger(__name__)
+
+
+def spool_folder(home: Path, location: Location) -> Path:
+    """Where the spools for a database are; those for another one are not its."""
+    name = hashlib.sha256(location.shown.encode()).hexdigest()[:12]
+    return home / "spool" / name
+
+
+def keep_records(context: ServerContext, home: Path, prices: Prices) -> Recorder:
+    """Record the requests of a server from now on.
+
+    Args:
+        context: with its database.
+        home: ``TIDEMILL_HOME``: for the spool and the server's secret.
+        prices: what tokens cost.
+    """
+    storage = context.storage
+    assert storage is not None
+    recorder = Recorder(spool_folder(home, storage.location), storage.opened)
+    recorder.gauges = UsageMetrics(context.metrics.registry, lambda: recorder.behind)
+
+    async def seal(_: Database) -> None:
+        await asyncio.to_thread(_use_key, home)
+
+    storage.on_open.insert(0, seal)
+    context.recording = Recording(recorder.add, prices)
+    context.recorder = recorder
+    return recorder
+
+
+def _use_key(home: Path) -> None:
+    from tidemill.store.audit import seal_with
+    from tidemill.store.sealing import open_sealer
+
+    try:
+        seal_with(open_sealer(home))
+    except TidemillError as error:
+        log.error("the audit log is written without seals: %s", error.message)
