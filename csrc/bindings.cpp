@@ -15,7 +15,7 @@
 #include "runtime/bandwidth.h"
 #include "runtime/checksum.h"
 #include "runtime/error.h"
-#include "sample/philox.h"
+#include "sample/race.h"
 #include "sample/sampler.h"
 #include "step/executor.h"
 
@@ -288,7 +288,12 @@ NB_MODULE(_core, m) {
   bind_executor(m);
   m.attr("PANEL_ROWS") = kPanel;
   m.def("sample_rows", &sample_rows, "logits"_a, "sampling"_a, "masks"_a);
-  m.def("uniform", &uniform, "seed"_a, "choice"_a, "position"_a, "draw"_a);
+  m.def("uniform", [](uint64_t seed, uint32_t choice, uint32_t position, uint32_t draw) {
+    return uniform({seed, choice, position}, static_cast<Draw>(draw));
+  });
+  m.def("race_time", [](uint64_t seed, uint32_t choice, uint32_t position, int64_t token) {
+    return race_time({seed, choice, position}, token);
+  });
   m.def("philox4x32", [](std::vector<uint32_t> counter, std::vector<uint32_t> key) {
     if (counter.size() != 4 || key.size() != 2) throw internal_error("four words and two");
     const auto words = philox4x32({counter[0], counter[1], counter[2], counter[3]}, {key[0], key[1]});

@@ -30,6 +30,7 @@ set(TIDEMILL_CORE_SOURCES
   sample/exp_row.cpp
   sample/filters.cpp
   sample/logprobs.cpp
+  sample/race.cpp
   sample/sampler.cpp
   step/check.cpp
   step/executor.cpp

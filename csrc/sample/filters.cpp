@@ -11,16 +11,16 @@ namespace {
 // Candidates are first the tokens within this many nats of the most likely one: usually few, with
 // nearly all of the mass.
 constexpr float kNearTop = 10.0f;
+// More than the error of e and of a logarithm: what is gathered by z is tested by e afterwards.
+constexpr float kSlack = 1e-4f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 }  // namespace
 
 Filters::Kept Filters::apply(const Distribution& d, const FilterParams& params) {
   const int64_t wanted = params.top_k > 0 ? std::min<int64_t>(params.top_k, d.n) : 0;
   const double mass = params.top_p < 1.0f ? static_cast<double>(params.top_p) * d.total : 0.0;
-  // The most likely token has e = 1, so e >= min_p means z >= log(min_p).
-  const float floor =
-      params.min_p > 0.0f ? static_cast<float>(std::log(static_cast<double>(params.min_p)))
-                          : -kInfinity;
+  // The most likely token has e = 1, so e >= min_p means about z >= log(min_p).
+  const float floor = params.min_p > 0.0f ? std::log(params.min_p) - kSlack : -kInfinity;
   // If min_p's floor excludes tokens, cuts below it need not be found: min_p is the stricter filter.
   if (!gather(d, std::max(floor, -kNearTop), mass, wanted) && floor < -kNearTop) {
     gather(d, std::max(floor, std::numeric_limits<float>::lowest()), mass, wanted);
@@ -33,7 +33,9 @@ Filters::Kept Filters::apply(const Distribution& d, const FilterParams& params) 
   }
   int32_t* const ids = ids_.data();
   const int32_t* const end =
-      std::remove_if(ids, ids + count_, [&](int32_t id) { return !cut.keeps(d.z[id], id); });
+      std::remove_if(ids, ids + count_, [&](int32_t id) {
+        return d.e[id] < params.min_p || !cut.keeps(d.z[id], id);
+      });
   return {ids, end - ids};
 }
 

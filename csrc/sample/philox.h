@@ -20,10 +20,26 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
   return counter;
 }
 
-// Uniform in [0, 1) with 53 random bits, of (seed, choice, position, draw).
-inline double uniform(uint64_t seed, uint32_t choice, uint32_t position, uint32_t draw) {
-  const auto words = philox4x32({choice, position, draw, 0},
-                                {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+// What a stream of random numbers depends on. `draw` is its purpose: see `Draw`.
+struct RandomKey {
+  uint64_t seed;
+  uint32_t choice, position;
+};
+
+enum class Draw : uint32_t {
+  kRaceHigh = 0,  // the 32 high bits of each token's number in the race (race.h)
+  kRaceLow = 1,   // its 20 low bits
+  kXtc = 2,       // whether XTC applies
+};
+
+inline std::array<uint32_t, 4> random_words(const RandomKey& key, Draw draw, uint32_t index) {
+  return philox4x32({key.choice, key.position, static_cast<uint32_t>(draw), index},
+                    {static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32)});
+}
+
+// Uniform in [0, 1) with 53 random bits.
+inline double uniform(const RandomKey& key, Draw draw) {
+  const auto words = random_words(key, draw, 0);
   const uint64_t high = words[0] >> 5, low = words[1] >> 6;
   return (static_cast<double>(high) * 67108864.0 + static_cast<double>(low)) *
          (1.0 / 9007199254740992.0);

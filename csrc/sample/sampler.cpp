@@ -4,14 +4,14 @@
 #include <limits>
 
 #include "sample/exp_row.h"
-#include "sample/philox.h"
+#include "sample/race.h"
 
 namespace tidemill {
 
 namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr uint32_t kFirstDraw = 0;
-constexpr int64_t kDrawBlock = 1024;
+// Up to so many kept tokens, numbers are made one by one.
+constexpr int64_t kFew = 512;
 
 template <class T>
 T at(const std::vector<T>& values, int64_t i) {
@@ -95,61 +95,33 @@ bool Sampler::apply_penalties(const SamplingInput& in, const SampleRow& row, flo
   return true;
 }
 
-// Inverse of the cumulative distribution of the kept tokens, in ascending id order.
+// An exponential race of the kept tokens.
 int32_t Sampler::draw(const SamplingInput& in, int64_t s, const float* logits, float max) {
   float* const z = z_.ensure(vocab_);
-  float* const e = e_.ensure(vocab_);
+  float* const e = e_.ensure(round_up(vocab_, kRaceGroup));
   scaled_exp(logits, vocab_, max, at(in.temperature, s), z, e);
-  const double u = uniform(at(in.seed, s), static_cast<uint32_t>(at(in.choice, s)),
-                           static_cast<uint32_t>(at(in.position, s)), kFirstDraw);
+  const RandomKey key{at(in.seed, s), static_cast<uint32_t>(at(in.choice, s)),
+                      static_cast<uint32_t>(at(in.position, s))};
   const FilterParams params{at(in.top_k, s), at(in.top_p, s), at(in.min_p, s)};
   const bool unfiltered = (params.top_k == 0 || params.top_k >= vocab_) && params.top_p >= 1.0f &&
                           params.min_p == 0.0f;
-  if (unfiltered) return draw_from_all(e, u);
-  const double total = params.top_p < 1.0f ? sum_row(e, vocab_) : 0.0;
-  const Filters::Kept kept = filters_.apply({z, e, vocab_, total}, params);
-  double mass = 0.0;
-  for (int64_t i = 0; i < kept.count; ++i) mass += static_cast<double>(e[kept.ids[i]]);
-  double sum = 0.0;
-  int32_t token = kNoTokenLeft;
-  for (int64_t i = 0; i < kept.count; ++i) {
-    const float weight = e[kept.ids[i]];
-    if (weight == 0.0f) continue;
-    token = kept.ids[i];  // rounding may keep the sum below the target: then the last one
-    sum += static_cast<double>(weight);
-    if (sum > u * mass) break;
+  if (!unfiltered) {
+    const double total = params.top_p < 1.0f ? sum_row(e, vocab_) : 0.0;
+    const Filters::Kept kept = filters_.apply({z, e, vocab_, total}, params);
+    if (kept.count <= kFew) return race_among(e, kept.ids, kept.count, key);
+    keep_only(kept, e);
   }
-  return token;
+  std::fill(e + vocab_, e + round_up(vocab_, kRaceGroup), 0.0f);
+  return race(e, vocab_, find_first(z, vocab_, 0.0f), key);
 }
 
-// The same over all tokens: find the block of ids, then the id.
-int32_t Sampler::draw_from_all(const float* e, double u) {
-  const int64_t blocks = (vocab_ + kDrawBlock - 1) / kDrawBlock;
-  block_mass_.resize(static_cast<size_t>(blocks));
-  double mass = 0.0;
-  for (int64_t b = 0; b < blocks; ++b) {
-    const int64_t begin = b * kDrawBlock;
-    block_mass_[static_cast<size_t>(b)] = sum_row(e + begin, std::min(kDrawBlock, vocab_ - begin));
-    mass += at(block_mass_, b);
+void Sampler::keep_only(const Filters::Kept& kept, float* e) const {
+  int64_t begin = 0;
+  for (int64_t i = 0; i <= kept.count; ++i) {
+    const int64_t end = i < kept.count ? kept.ids[i] : vocab_;
+    std::fill(e + begin, e + end, 0.0f);
+    begin = end + 1;
   }
-  const double target = u * mass;
-  double sum = 0.0;
-  int64_t block = 0;
-  for (int64_t b = 0; b < blocks; ++b) {  // the first block that reaches the target,
-    if (at(block_mass_, b) == 0.0) continue;  // or the last one with any mass
-    block = b;
-    if (sum + at(block_mass_, b) > target) break;
-    sum += at(block_mass_, b);
-  }
-  int32_t token = kNoTokenLeft;
-  const int64_t end = std::min(vocab_, (block + 1) * kDrawBlock);
-  for (int64_t i = block * kDrawBlock; i < end; ++i) {
-    if (e[i] == 0.0f) continue;
-    token = static_cast<int32_t>(i);
-    sum += static_cast<double>(e[i]);
-    if (sum > target) break;
-  }
-  return token;
 }
 
 }  // namespace tidemill

@@ -33,7 +33,8 @@ class Sampler {
   bool apply_penalties(const SamplingInput& in, const SampleRow& row, float* logits);
   void count_token(int32_t token, bool generated);
   int32_t draw(const SamplingInput& in, int64_t s, const float* logits, float max);
-  int32_t draw_from_all(const float* e, double u);
+  // Sets the other tokens' weights to 0.
+  void keep_only(const Filters::Kept& kept, float* e) const;
 
   struct Seen {
     int32_t generated = 0;
@@ -43,7 +44,6 @@ class Sampler {
   std::vector<Seen> seen_;       // all zero between rows
   std::vector<int32_t> touched_;
   Buffer<float> z_, e_;
-  std::vector<double> block_mass_;
   Filters filters_;
 };
 

@@ -7,58 +7,10 @@ import math
 import numpy as np
 import pytest
 from helpers.backend_driver import sampling_inputs
+from helpers.sampling_reference import NO_TOKEN, NOT_FINITE, coin, race_times, reference
 
 from tidemill.backends.base import SamplingInputs
 from tidemill.backends.native import _core
-
-NO_TOKEN, NOT_FINITE = -1, -2
-
-
-def philox(seed: int, choice: int, position: int, draw: int) -> float:
-    """Philox4x32-10 in Python integers, to a uniform with 53 bits."""
-    c, k = [choice, position, draw, 0], [seed & 0xFFFFFFFF, seed >> 32]
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
-        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return ((c[0] >> 5) * 2**26 + (c[1] >> 6)) / 2**53
-
-
-def reference(x: np.ndarray, i: SamplingInputs, s: int, mask: np.ndarray | None) -> int:
-    """contract.sampling's order of operations on one row."""
-    if not np.isfinite(x[x != -np.inf]).all() or not (x != -np.inf).any():
-        return NOT_FINITE
-    x = x.astype(np.float32).copy()
-    if mask is not None:
-        x[~mask] = -np.inf
-    for b in range(i.bias_start[s], i.bias_start[s + 1]):
-        x[i.bias_id[b]] += i.bias_value[b]
-    history = i.history[i.history_start[s] : i.history_start[s + 1]]
-    output = history[i.history_prompt[s] :]
-    seen = np.unique(history)
-    r = i.repetition[s]
-    x[seen] = np.where(x[seen] > 0, x[seen] / r, x[seen] * r)
-    ids, counts = np.unique(output, return_counts=True)
-    x[ids] -= i.presence[s]
-    x[ids] -= i.frequency[s] * counts.astype(np.float32)
-    if (x == -np.inf).all():
-        return NO_TOKEN
-    if i.temperature[s] == 0:
-        return int(x.argmax())
-    z = ((x - x.max()) / i.temperature[s]).astype(np.float64)
-    p = np.exp(z)
-    p /= p.sum()
-    order = np.lexsort((np.arange(len(x)), -z))
-    keep = p >= float(i.min_p[s]) * p.max()
-    if i.top_k[s]:
-        keep[order[i.top_k[s] :]] = False
-    if i.top_p[s] < 1:
-        reached = int(np.searchsorted(np.cumsum(p[order]), float(i.top_p[s])))
-        keep[order[reached + 1 :]] = False
-    kept = np.where(keep, p, 0.0)
-    u = philox(int(i.seed[s]), int(i.choice[s]), int(i.position[s]), 0)
-    token = int(np.searchsorted(np.cumsum(kept), u * kept.sum(), side="right"))
-    return min(token, int(np.flatnonzero(kept)[-1]))
 
 
 def inputs_of(rng: np.random.Generator, rows: int, vocab: int) -> SamplingInputs:
@@ -129,9 +81,11 @@ def test_known_random_numbers() -> None:
     for (counter, key), words in known.items():
         assert tuple(_core.philox4x32(list(counter), list(key))) == words
     numbers = [_core.uniform(2**62 + 7, 1, position, 0) for position in range(4000)]
-    assert numbers[:50] == [philox(2**62 + 7, 1, position, 0) for position in range(50)]
+    assert numbers[:50] == [coin(2**62 + 7, 1, position, 0) for position in range(50)]
     assert 0 <= min(numbers) < 0.01 and 0.99 < max(numbers) < 1
     assert abs(np.mean(numbers) - 0.5) < 0.02
+    times = [_core.race_time(2**62 + 7, 1, 9, token) for token in range(1000)]
+    assert np.allclose(times, race_times(2**62 + 7, 1, 9, 1000), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tidemill.backends.base import SamplingInputs
-from tidemill.backends.torch import sampling
+from tidemill.backends.torch import race, sampling
+from tidemill.backends.torch.race import RandomKey
 
 
 def inputs(rows: int = 1, **changes: object) -> SamplingInputs:
@@ -34,13 +35,11 @@ def draws(logits: list[float], count: int = 4000, **changes: object) -> np.ndarr
 
 
 def test_philox_known_answer() -> None:
-    # Random123's published vector for philox4x32-10: counter and key of all ones.
-    key = 0xFFFFFFFFFFFFFFFF
-    u = sampling.philox_uniform(key, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
-    assert 0 <= u < 1
-    zero = sampling.philox_uniform(0, 0, 0, 0)
-    # Words 0 and 1 of the all-zero vector are 6627e8d5 e169c58d.
-    assert zero == ((0x6627E8D5 >> 5) * (1 << 26) + (0xE169C58D >> 6)) / 2**53
+    # Random123's published vector for philox4x32-10: counter and key of zeros.
+    key = RandomKey(0, 0, 0)
+    words = race.philox(key, 0, np.zeros(1, np.uint64))[:, 0].tolist()
+    assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert race.uniform(key, 0) == ((words[0] >> 5) * (1 << 26) + (words[1] >> 6)) / 2**53
 
 
 def test_distribution_follows_the_softmax() -> None:

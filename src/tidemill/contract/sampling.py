@@ -45,8 +45,8 @@ class SamplingParams(
     (Keskar et al. 2019, over prompt and output), presence and frequency penalties (OpenAI's
     definition, over output), temperature, then top_k, top_p (nucleus, Holtzman et al. 2020) and
     min_p (Nguyen et al. 2024) as filters of one distribution, each computed on the softmax of the
-    temperature-scaled logits; the draw is by a counter-based generator keyed by
-    (seed, choice, position, draw).
+    temperature-scaled logits; the draw is an exponential race by counter-based random numbers of
+    (seed, choice, position, token id). See docs/sampling.md.
 
     Attributes:
         temperature: 0 means greedy (ties go to the lowest token id); up to 100.

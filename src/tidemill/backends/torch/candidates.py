@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.backends.base import CandidateArrays, SamplingInputs
+from tidemill.backends.base import CandidateArrays, Float32, SamplingInputs
 from tidemill.backends.torch.sampling import (
     NO_TOKEN,
     NOT_FINITE,
-    Float32,
     adjust,
     best,
     log_softmax,

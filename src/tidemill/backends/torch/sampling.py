@@ -1,8 +1,7 @@
-"""Sampling on float32 logits in numpy, in double precision: the reference of the semantics.
+"""Sampling on float32 logits in numpy: the same tokens as csrc/sample gives for the same logits.
 
-See contract.sampling.SamplingParams for the order of application. The filters top-k, top-p and
-min-p use the same softmax of the temperature-scaled logits, and a token is kept when it passes all
-three.
+See contract.sampling.SamplingParams for the order of application. Weights of tokens are float32,
+computed by the same operations as there; sums are in double precision.
 """
 
 from __future__ import annotations
@@ -11,31 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.backends.base import SamplingInputs
-
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-
-_M0, _M1 = 0xD2511F53, 0xCD9E8D57
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85
-_U32 = 0xFFFFFFFF
+from tidemill.backends.torch.portable_math import Float32, Float64, scaled_exp
+from tidemill.backends.torch.race import RandomKey, race
 
 NO_TOKEN = -1  # a mask or bans left no token
 NOT_FINITE = -2  # the logits contain NaN
-
-
-def philox_uniform(seed: int, choice: int, position: int, draw: int) -> float:
-    """A number in [0, 1) with 53 random bits.
-
-    Philox4x32-10 (Salmon et al. 2011) with the seed as key and (choice, position, draw, 0) as
-    counter; the bits are the top 27 of word 0 and the top 26 of word 1.
-    """
-    key0, key1 = seed & _U32, (seed >> 32) & _U32
-    c0, c1, c2, c3 = choice & _U32, position & _U32, draw & _U32, 0
-    for _ in range(10):
-        p0, p1 = _M0 * c0, _M1 * c2
-        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ key0, p1 & _U32, (p0 >> 32) ^ c3 ^ key1, p0 & _U32
-        key0, key1 = (key0 + _W0) & _U32, (key1 + _W1) & _U32
-    return ((c0 >> 5) * (1 << 26) + (c1 >> 6)) / float(1 << 53)
 
 
 def log_softmax(logits: Float32) -> Float64:
@@ -76,22 +55,19 @@ def adjust(
         x[~mask] = -np.inf
 
 
-def _keep(x: Float32, s: int, inputs: SamplingInputs) -> tuple[NDArray[np.int64], Float64]:
-    scaled = x.astype(np.float64) / float(inputs.temperature[s])
-    probabilities = np.exp(scaled - scaled.max())
-    probabilities /= probabilities.sum()
-    order = best(scaled, len(scaled))
-    keep = np.isfinite(scaled)
+def _keep(z: Float32, e: Float32, s: int, inputs: SamplingInputs) -> NDArray[np.int64]:
+    """Ids of the tokens that all filters keep, ascending. z: scaled logits; e: their exp."""
+    order = best(z, len(z))
+    keep = e > 0
     top_k = int(inputs.top_k[s])
     if top_k > 0:
         keep[order[top_k:]] = False
     if inputs.top_p[s] < 1.0:
-        before = np.cumsum(probabilities[order]) - probabilities[order]
-        keep[order[before >= float(inputs.top_p[s])]] = False
-    if inputs.min_p[s] > 0.0:
-        keep &= probabilities >= float(inputs.min_p[s]) * probabilities.max()
-    ids = np.flatnonzero(keep)
-    return ids, probabilities[ids]
+        mass = float(inputs.top_p[s]) * e.sum(dtype=np.float64)
+        reached = np.searchsorted(np.cumsum(e[order], dtype=np.float64), mass)
+        keep[order[int(reached) + 1 :]] = False
+    keep &= e >= inputs.min_p[s]
+    return np.flatnonzero(keep)
 
 
 def sample(
@@ -117,8 +93,7 @@ def sample(
         return NO_TOKEN
     if inputs.temperature[s] == 0.0:
         return int(x.argmax())
-    ids, weights = _keep(x, s, inputs)
-    u = philox_uniform(int(inputs.seed[s]), int(inputs.choice[s]), int(inputs.position[s]), draw=0)
-    cumulative = np.cumsum(weights)
-    at = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
-    return int(ids[min(at, len(ids) - 1)])
+    z, e = scaled_exp(x, x.max(), inputs.temperature[s])
+    ids = _keep(z, e, s, inputs)
+    key = RandomKey(int(inputs.seed[s]), int(inputs.choice[s]), int(inputs.position[s]))
+    return race(ids, e[ids], key)
