@@ -21,6 +21,7 @@ _COMMANDS = {
     "serve": ("serve", "serve"),
     "run": ("run", "run"),
     "bench": ("bench", "bench"),
+    "batch": ("batch", "batch"),
     "ps": ("ps", "ps"),
     "load": ("ps", "load"),
     "stop": ("ps", "stop"),

@@ -6,7 +6,8 @@ import asyncio
 import gc
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -153,6 +154,23 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
             await context.recorder.close()
         if context.storage is not None:
             await context.storage.close()
+
+
+@asynccontextmanager
+async def assembled(
+    options: ServeOptions, say: Say = lambda line: None
+) -> AsyncIterator[ServerContext]:
+    """What a server serves, without a server: the first model is loaded.
+
+    Args:
+        options: what to run.
+        say: called with each line of progress.
+    """
+    context = await _Assembly(options, say).load_first()
+    try:
+        yield context
+    finally:
+        await context.host.close()
 
 
 _LISTED = 6
