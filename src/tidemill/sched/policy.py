@@ -47,7 +47,7 @@ COMPETING_SECONDS = 0.150
 # so that a request which comes meanwhile does not wait for it; on a large model, where decoding
 # alone takes longer than that, it may grow by `MIXED_GROWTH`.
 BACKGROUND_GROWTH = 1.15
-BACKGROUND_SECONDS = 0.050
+BACKGROUND_SECONDS = 0.010
 
 # The minimum prefill chunk, however little time is left: it guarantees progress of a long prompt.
 MIN_CHUNK = 8

@@ -8,6 +8,7 @@ database) goes on with the lines that have no result.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from tidemill.base.clock import monotonic
 from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
 from tidemill.server.access.auth import Principal
@@ -42,8 +44,10 @@ AT_ONCE = 8
 WINDOW = 32
 """Lines in flight, over all batches, while nobody else asks for anything."""
 
-BUSY_WINDOW = 4
-"""The same while others' requests are answered."""
+BUSY_WINDOW = 2
+"""The same while others' requests are answered, and `RECENT_SECONDS` after."""
+
+RECENT_SECONDS = 1.0
 
 DAY = 86400
 HEADERS: Mapping[str, tuple[tuple[bytes, bytes], ...]] = {
@@ -109,6 +113,7 @@ class BatchService:
         self._server = new_id("server")
         self._works: dict[str, _Work] = {}
         self._wake = asyncio.Event()
+        self._last_busy = -math.inf
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -297,7 +302,10 @@ class BatchService:
         return await post(self._app, batch.endpoint, line.body, principal, headers=headers)
 
     def _window(self) -> int:
-        window = BUSY_WINDOW if self._busy() else WINDOW
+        now = monotonic()
+        if self._busy():
+            self._last_busy = now
+        window = BUSY_WINDOW if now - self._last_busy < RECENT_SECONDS else WINDOW
         running = sum(work.run is not None for work in self._works.values())
         return max(1, window // max(1, running))
 
