@@ -133,6 +133,9 @@ load: test-install ## 5,000 idle connections and 1,000 streams on one server (a 
 many-models: test-install ## three models in the memory of two while engines are killed, and streams beside loads (minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.many_models $(ARGS)
 
+batches: test-install ## 5,000 lines of a batch through ten kills -9, and what others notice of a batch (minutes)
+	PYTHONPATH=tests $(BIN)/python -m load.batches $(ARGS)
+
 stalls: test-install ## what large and hostile requests cost other streams and probes (a few minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.stalls $(ARGS)
 

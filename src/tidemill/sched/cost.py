@@ -84,6 +84,9 @@ class Load:
         return tokens.bit_length(), pairs.bit_length(), reach.bit_length()
 
 
+_ONE_TOKEN = Load(1, 1, 1)
+
+
 @dataclass(slots=True)
 class _Class:
     """Mean features and seconds of similar steps."""
@@ -117,6 +120,11 @@ class StepCost:
     def bound(self, load: Load) -> float:
         """Upper bound in seconds that 95 % of such steps stay below."""
         return self.predict(load) * self.margin
+
+    @property
+    def least(self) -> float:
+        """Bound in seconds of a step of one token."""
+        return self.bound(_ONE_TOKEN) if self.ready else 0.0
 
     def bound_of_row(self, load: Load, start: int, count: int) -> float:
         """Seconds that one more row adds to the bound."""

@@ -405,11 +405,12 @@ def _plan_background(state: State, builder: PlanBuilder, last_step: int | None) 
     if builder.rows and not cost.ready:
         return
     foreground = cost.bound(builder.load) if builder.rows else 0.0
+    seconds = background_seconds(foreground, 0.0, cost.least)
     due = [seq for seq in state.running_of(background=True) if _is_due(seq)]
     for seq in sorted(due, key=lambda s: (s.last_row, s.order)):
         if builder.rows:
             load = builder.load.plus(seq.planned, seq.remaining)
-            if cost.ready and cost.bound(load) > background_seconds(foreground, 0.0):
+            if cost.ready and cost.bound(load) > seconds:
                 break
         _plan_stream(state, builder, seq, last_step)
     _prefill(state, builder, last_step, competing=False, foreground=foreground)

@@ -44,10 +44,11 @@ COMPETING_SECONDS = 0.150
 
 # Background sequences. Beside others, a step may grow by this factor for them: decoding a few
 # sequences reads all weights, and a few rows more cost little. Alone, a step of theirs ends soon,
-# so that a request which comes meanwhile does not wait for it; on a large model, where decoding
-# alone takes longer than that, it may grow by `MIXED_GROWTH`.
+# so that a request which comes meanwhile does not wait for it: after BACKGROUND_SECONDS, or, on a
+# larger model, BACKGROUND_STEPS times what the least step takes.
 BACKGROUND_GROWTH = 1.15
 BACKGROUND_SECONDS = 0.010
+BACKGROUND_STEPS = 3.0
 
 # The minimum prefill chunk, however little time is left: it guarantees progress of a long prompt.
 MIN_CHUNK = 8
@@ -152,16 +153,17 @@ def step_seconds(
     return max(BRIEF_SECONDS if brief else MIXED_SECONDS, MIXED_GROWTH * decode)
 
 
-def background_seconds(foreground: float, decode: float) -> float:
+def background_seconds(foreground: float, decode: float, least: float) -> float:
     """Seconds that a step with background sequences may take.
 
     Args:
         foreground: predicted seconds of the step's other rows; 0 without any.
-        decode: predicted seconds of the step as planned so far.
+        decode: predicted seconds of its decode rows.
+        least: predicted seconds of a step of one token.
     """
     if foreground:
         return BACKGROUND_GROWTH * foreground
-    return max(BACKGROUND_SECONDS, MIXED_GROWTH * decode)
+    return max(BACKGROUND_SECONDS, BACKGROUND_STEPS * least, MIXED_GROWTH * decode)
 
 
 def admission_headroom(running: int) -> int:

@@ -108,7 +108,7 @@ class StepBudget:
     def _seconds(self, seq: Sequence) -> float:
         """Seconds that the step may take with a chunk of this sequence."""
         if self._foreground is not None:
-            return background_seconds(self._foreground, self._decode)
+            return background_seconds(self._foreground, self._decode, self._state.cost.least)
         competing = self._competing
         return step_seconds(
             self._state.limits,
@@ -131,7 +131,7 @@ class StepBudget:
             self._state.limits, 0.0, urgent=False, competing=self._competing, brief=False
         )
         if self._foreground is not None:
-            seconds = background_seconds(self._foreground, 0.0)
+            seconds = background_seconds(self._foreground, 0.0, cost.least)
         late = cost.ready and cost.bound(builder.load.plus(start, count)) > seconds
         return 0 if late else count
 
