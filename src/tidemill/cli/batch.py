@@ -62,7 +62,10 @@ def run(input_file: Path, output_file: Path, model: str | None, concurrency: int
     models = named_models((model,) if model else (), None, alone=True, say=say_line)
     deployment = deployment_inputs(context, None, models).resolve()
     options = dataclasses.replace(
-        serve_options(deployment, say_line), database=None, state_folder=None, log_level="warning"
+        serve_options(deployment, lambda line: None),
+        database=None,
+        state_folder=None,
+        log_level="warning",
     )
 
     async def work() -> int:
