@@ -19,6 +19,7 @@
 #include "text/characters.h"
 #include "text/encoder.h"
 #include "text/json.h"
+#include "text/repeats.h"
 
 namespace nb = nanobind;
 namespace text = tidemill::text;
@@ -28,6 +29,7 @@ namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ends = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableEnds = nb::ndarray<uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 constexpr uint64_t kLength = 8;  // bytes of the little-endian length before a text
@@ -361,4 +363,17 @@ NB_MODULE(_texts, module) {
            "text"_a)
       .def("id_to_token", &text_of, "id"_a)
       .def("__len__", [](const text::Encoder& encoder) { return encoder.vocabulary().size(); });
+  nb::class_<text::RepeatIndex>(module, "RepeatIndex")
+      .def(nb::init<int64_t>(), "most"_a)
+      .def("extend",
+           [](text::RepeatIndex& index, const Tokens& tokens) {
+             nb::gil_scoped_release release;
+             index.extend(tokens.data(), static_cast<int64_t>(tokens.size()));
+           },
+           "tokens"_a)
+      .def("separate", &text::RepeatIndex::separate)
+      .def("propose", &text::RepeatIndex::propose, "count"_a)
+      .def_prop_ro("match", &text::RepeatIndex::match)
+      .def_prop_ro("nbytes", &text::RepeatIndex::bytes)
+      .def("__len__", &text::RepeatIndex::tokens);
 }

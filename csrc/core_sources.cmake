@@ -47,6 +47,7 @@ set(TIDEMILL_TEXT_SOURCES
   text/marks.cpp
   text/merges.cpp
   text/pattern.cpp
+  text/repeats.cpp
   text/vocabulary.cpp
 )
 list(TRANSFORM TIDEMILL_TEXT_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

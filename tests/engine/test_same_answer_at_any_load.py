@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
+from helpers.drafting import ReplayDrafter
 from helpers.drive import request
 from helpers.random_model import MODELS
 from helpers.real_engine import VOCAB, real_engine
@@ -118,6 +119,10 @@ CONDITIONS: dict[str, dict[str, object]] = {
     "one-in-flight-preempted": {"depth": 1, "num_blocks": 24, "max_step_tokens": 64},
     "two-threads": {"threads": 2},
     "layer-by-layer": {},
+    "speculating": {"speculate": "lookup"},
+    "speculating-preempted": {"speculate": "lookup", "num_blocks": 24, "max_step_tokens": 64},
+    "well-speculating": {"speculate": "lookup"},
+    "well-speculating-preempted": {"speculate": "lookup", "num_blocks": 24, "threads": 2},
 }
 
 
@@ -130,7 +135,10 @@ def test_native(
     numbers, want = alone
     if "layer" in condition:  # no time is left beside streams
         monkeypatch.setattr("tidemill.sched.step_budget.step_seconds", lambda *args, **options: 0.0)
-    engine = real_engine("native", **{**numbers.options, **CONDITIONS[condition]})
+    options = {**numbers.options, **CONDITIONS[condition]}
+    if "well" in condition:
+        options["drafter"] = ReplayDrafter({key: answer[0] for key, answer in want.items()})
+    engine = real_engine("native", **options)
     batch = requests()
     random.Random(condition).shuffle(batch)
     got = answers(engine, batch)
@@ -143,6 +151,13 @@ def test_native(
         assert stats.preemptions > 0
     if "layer" in condition and numbers.name not in _STATES:  # with states they are not parted
         assert stats.steps > 300, "no prompt was computed a layer a step"
+    if "speculating" in condition:
+        if numbers.name in _STATES:
+            assert stats.drafted_tokens == 0, "no state is kept per draft"
+        else:
+            assert stats.drafted_tokens > stats.drafts_accepted > 0
+    if "well" in condition and numbers.name not in _STATES:
+        assert stats.drafts_accepted > 500, "most of some 1500 tokens"
     if condition == "together":
         assert stats.cached_tokens > 0
         assert stats.steps < 24 * 8, "requests did not share steps"

@@ -192,3 +192,73 @@ def test_repetition_is_counted_in_grammars(compiler: Compiler, tokens: int, repe
     for _ in range(tokens):
         walk.state.accept(a)
     assert walk.state.repeats is repeats
+
+
+def everything_of(state: ProgramState, walk: Walk) -> object:
+    return walk.allowed, state.masked, state.complete, state.forced(), state.repeats
+
+
+@pytest.mark.parametrize(
+    ("before", "tentative"),
+    [
+        ("", "ab"),
+        ("ab", "bc"),  # completes the grammar
+        ("abc", ""),
+        ("abc", "some t"),  # leaves the phase after it
+        ("abcxy", "z."),
+        ("a", "bbbbb"),
+    ],
+)
+def test_what_was_accepted_after_a_mark_is_undone(
+    compiler: Compiler, before: str, tentative: str
+) -> None:
+    walk = Walk(
+        compiler, Grammar("regex", "ab*c"), FreeText(budget=6), Forced((9, 10)),
+        Grammar("regex", "x+"),
+    )  # fmt: skip
+    other = Walk(
+        compiler, Grammar("regex", "ab*c"), FreeText(budget=6), Forced((9, 10)),
+        Grammar("regex", "x+"),
+    )  # fmt: skip
+    walk.write(before)
+    other.write(before)
+    for _ in range(2):
+        mark = walk.state.mark()
+        walk.write(tentative)
+        walk.state.rollback(mark)
+        assert everything_of(walk.state, walk) == everything_of(other.state, other)
+    rest = {"": "abbc", "a": "bc", "ab": "c"}.get(before, "")
+    walk.write(rest)
+    other.write(rest)
+    assert everything_of(walk.state, walk) == everything_of(other.state, other)
+
+
+def test_a_matcher_that_failed_after_a_mark_is_made_again(compiler: Compiler) -> None:
+    walk = Walk(compiler, Grammar("regex", "ab*c"))
+    walk.write("ab")
+    want = walk.allowed
+    mark = walk.state.mark()
+    with pytest.raises(TidemillError):
+        walk.state.accept(walk.ids("z")[0])
+    walk.state.rollback(mark)
+    assert walk.allowed == want
+    walk.write("bbc")
+    assert walk.state.complete
+
+
+def test_what_is_allowed_is_what_the_mask_says(compiler: Compiler) -> None:
+    programs: list[tuple[Phase, ...]] = [
+        (Grammar("regex", "a[bc]+"),),
+        (FreeText(budget=3), Grammar("regex", "a+")),
+        (Forced((7, 8)), FreeText()),
+        (FreeText(until=((30,),), opened_by=(30, 31)), Grammar("json_object", "{}")),
+        (Grammar("regex", "ab?"), FreeText(budget=2), Forced((5,))),
+    ]
+    for phases in programs:
+        walk = Walk(compiler, *phases)
+        for _ in range(6):
+            allowed = walk.allowed if not walk.state.complete else set()
+            assert {t for t in range(3072) if walk.state.allows(t)} == allowed
+            if not allowed:
+                break
+            walk.state.accept(min(allowed - walk.ends, default=min(allowed)))

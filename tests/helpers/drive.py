@@ -100,6 +100,7 @@ class Machine:
         depth: int = DEPTH,
         check: bool = True,
         layers: int = 0,
+        speculate: str = "off",
     ) -> None:
         self.vocab = vocab
         self.memory = KVMemory((num_blocks,) * groups, block_size, prefix_caching=prefix_caching)
@@ -110,6 +111,8 @@ class Machine:
             vocab_size=vocab,
             depth=depth,
             layers=layers,
+            verifies_drafts=True,
+            speculate=speculate,
         )
         self.now = 0.0
         self.scheduler = Scheduler(self.memory, limits, (EOS,), clock=lambda: self.now)

@@ -24,6 +24,7 @@ def fake_core(
     step_seconds: float = 0.0,
     depth: int = DEPTH,
     layers: int = 0,
+    speculate: str = "off",
 ) -> tuple[EngineCore, FakeBackend]:
     """A started core and its backend; close the core."""
     config = EngineConfig(
@@ -33,6 +34,7 @@ def fake_core(
         max_num_seqs=max_num_seqs,
         max_step_tokens=max_step_tokens,
         prefix_caching=prefix_caching,
+        speculate=speculate,
     )
     backend = FakeBackend(tiny_spec(VOCAB), 16, step_seconds=step_seconds)
     backend.allocate_cache((num_blocks,))
@@ -59,6 +61,6 @@ def fake_core(
     )
     executor = InprocExecutor(Runner(backend, max_model_len))
     backend.layers = layers
-    opened = OpenedExecutor(executor, info, "fake", 1, sliced_layers=layers)
+    opened = OpenedExecutor(executor, info, "fake", 1, sliced_layers=layers, verifies_drafts=True)
     core = make_core(opened, config, depth=depth)
     return core.start(), backend

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
+from helpers.drafting import let_draft
 from helpers.random_model import MODELS, make_spec, make_tensors
 
 from tidemill.backends.base import Backend, BackendOptions
@@ -15,6 +16,7 @@ from tidemill.engine.offline import InprocEngine
 from tidemill.executor.base import Executor
 from tidemill.executor.inproc import InprocExecutor, OpenedExecutor
 from tidemill.worker.runner import Runner
+from tidemill.worker.speculate.drafter import Drafter
 
 VOCAB = 131
 MAX_LEN = 256
@@ -40,12 +42,14 @@ def real_core(
     threads: int = 1,
     depth: int = DEPTH,
     model: str = "plain",
+    speculate: str = "off",
     snapshots: int = 12,
     wrap: Callable[[Executor], Executor] = lambda executor: executor,
     change: Callable[[Backend], None] = lambda backend: None,
+    drafter: Drafter | None = None,
 ) -> EngineCore:
     """Close it when done. `model`: one of `MODELS`; `wrap`: what stands before the executor;
-    `change`: called with the backend."""
+    `change`: called with the backend; `drafter`: stands for lookup."""
     spec = make_spec(vocab=VOCAB, hidden=64, heads=4, kv_heads=2, head_dim=16, layers=2)
     spec = MODELS[model](spec)
     recurrent = spec.state_bytes > 0
@@ -57,8 +61,9 @@ def real_core(
         (num_blocks,) * len(spec.cache_groups()), states=2 * max_num_seqs + snapshots
     )
     config = EngineConfig(
-        model="random", served_name="random", prefix_caching=prefix_caching, block_size=block_size
-    )
+        model="random", served_name="random", prefix_caching=prefix_caching, block_size=block_size,
+        speculate=speculate,
+    )  # fmt: skip
     info = EngineInfo(
         model="random",
         backend=backend,
@@ -80,9 +85,10 @@ def real_core(
         prefix_caching=prefix_caching,
         eos_token_ids=(5,),
     )
-    executor = InprocExecutor(
-        Runner(loaded, MAX_LEN, slots=4, states=max_num_seqs if recurrent else 0)
-    )
+    runner = Runner(loaded, MAX_LEN, slots=4, states=max_num_seqs if recurrent else 0)
+    if drafter is not None:
+        let_draft(runner, drafter)
+    executor = InprocExecutor(runner)
     groups = len(spec.cache_groups())
     layers = len(spec.layers) if loaded.slices_layers and not recurrent else 0
     opened = OpenedExecutor(
@@ -93,5 +99,6 @@ def real_core(
         recurrent=recurrent,
         snapshots=snapshots,
         sliced_layers=layers,
+        verifies_drafts=loaded.verifies_drafts,
     )
     return make_core(opened, config, depth=depth).start()

@@ -6,6 +6,7 @@ expected ones at the end show that no block was mixed up on the way.
 
 from __future__ import annotations
 
+from helpers.drafting import let_an_oracle_draft
 from helpers.drive import Machine, request
 from helpers.fake_backend import computed_tokens, expected_tokens
 from hypothesis import settings
@@ -29,6 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         timed=st.booleans(),
         layers=st.sampled_from([0, 2, 7]),
+        drafter=st.sampled_from(["off", "lookup", "oracle"]),
     )
     def build(
         self,
@@ -40,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: bool,
         timed: bool,
         layers: int,
+        drafter: str,
     ) -> None:
         self.machine = Machine(
             depth=depth,
@@ -52,7 +55,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=caching,
             vocab=VOCAB,
             layers=layers,
+            speculate="off" if drafter == "off" else "lookup",
         )
+        if drafter == "oracle":
+            let_an_oracle_draft(self.machine.runner, VOCAB)
         if timed:
             self.machine.backend.cost = lambda x: 0.01 + 0.02 * computed_tokens(x, layers)
         self.requests: dict[str, EngineRequest] = {}

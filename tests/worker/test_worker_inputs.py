@@ -246,6 +246,7 @@ VALUES = {
 # The others. A new field belongs here with a test of what it does, or into UNSUPPORTED.
 COMPUTED = {
     *("seq_id", "start", "count", "new_blocks", "new_token_ids", "new_token_start", "input_from"),
+    "drafts_wanted",
     *("layers", "state_from", "fork_of", "snapshots", "logits", "sample", "mask_announced"),
     "draft_token_ids",
 }

@@ -13,6 +13,7 @@ from typing import get_args
 import msgspec
 
 from tidemill.base.errors import config_error
+from tidemill.contract.request import DRAFTERS
 
 BACKENDS = ("auto", "native", "torch", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -56,6 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         prefix_caching: reuse KV blocks of earlier prompts.
         max_itl_ms: milliseconds between two tokens of a stream that a step may take; None: chosen
             (see `sched.policy`).
+        speculate: what drafts tokens ahead of a request's output where the request does not say it
+            (`contract.request.DRAFTERS`): ``off`` or ``lookup``. It never changes an answer.
         isa: force an instruction set (``amx``, ``avx512``, ``avx512bf16``, ``avx512bw``,
             ``avxvnni``, ``avx2``, ``i8mm``, ``neon``, ``portable``); None: the best there is.
         packed_cache: folder where weights are kept as they were packed, for the next start;
@@ -82,6 +85,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     isa: str | None = None
     max_itl_ms: float | None = None
+    speculate: str = "off"
     packed_cache: str = "auto"
     recurrent_sequences: int | None = None
     recurrent_snapshots: int | None = None
@@ -98,6 +102,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("quantize", self.quantize, QUANTIZATIONS)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
+        _one_of("speculate", self.speculate, DRAFTERS)
         if not self.packed_cache:
             raise config_error("packed_cache", "packed_cache must be auto, off or a folder")
         for name, highest in HIGHEST.items():

@@ -44,6 +44,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             nothing.
         candidates: above 0 it is a beam: its sampling rows return so many candidates instead of a
             token. The token that it continues with comes as a known one.
+        drafter: what proposes drafts for it (`contract.request.DRAFTERS`); empty: nothing.
+        prediction: tokens that its output is expected to have, for the drafter.
     """
 
     seq_id: int
@@ -57,6 +59,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     adapter: str | None = None
     pooling: Pooling | None = None
     candidates: int = 0
+    drafter: str = ""
+    prediction: tuple[int, ...] = ()
 
 
 class EmbeddingOverride(msgspec.Struct, frozen=True):
@@ -101,6 +105,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             They are computed as well, and each position is sampled as in a step of its own as long
             as the token is the draft that comes next: the result has the drafts that came true and
             one token more. Not with `input_from` or `layers`.
+        drafts_wanted: the most drafts that may be proposed for what follows the row's tokens.
         state_from: of a recurrent model, the snapshot that the row starts from, where its sequence
             has no state yet; -1 for none.
         fork_of: of a recurrent model, the sequence whose state before `start` the row starts from,
@@ -125,6 +130,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     input_from: int | None = None
     layers: LayerRange | None = None
     draft_token_ids: tuple[int, ...] = ()
+    drafts_wanted: int = 0
     state_from: int = -1
     fork_of: int = -1
     snapshots: tuple[tuple[int, int], ...] = ()
@@ -190,6 +196,8 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         seq_id: whose row.
         token_ids: accepted tokens: one of a sampling row, one more for each draft that came true;
             none of another row. Tokens computed: those of the row, and these without the last.
+        draft_token_ids: proposed to follow `token_ids`; at most `Row.drafts_wanted`.
+        quiet: whatever token comes next, no drafts will be proposed after it.
         logprobs: one per accepted token, when asked for.
         prompt_logprobs: for a row with logits ALL: for each of its computed positions p whose
             next token is known, the logprob of the token at p + 1, in order of p.
@@ -204,6 +212,8 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     seq_id: int
     token_ids: tuple[int, ...] = ()
+    draft_token_ids: tuple[int, ...] = ()
+    quiet: bool = False
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     hidden_states: dict[str, bytes] = {}

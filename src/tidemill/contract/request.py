@@ -55,6 +55,10 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
 
 POOLINGS = ("last", "mean", "cls")
 
+# What proposes drafts: nothing, or earlier occurrences of the latest tokens in prompt and output.
+OFF, LOOKUP = "off", "lookup"
+DRAFTERS = (OFF, LOOKUP)
+
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request, as sent to the engine once.
@@ -79,6 +83,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         weight: of the tenant; twice the weight is twice the share.
         start_by: when its first token must be under computation at the latest, or None.
         pooling: the prompt is read and a vector of it returned; nothing is generated.
+        speculation: one of `DRAFTERS`, or None: the engine's.
+        prediction: tokens that the output is expected to have; drafts are taken from them as well.
         background: it may use only what no other request wants (`sched.planning`); tenants share
             that among their background requests alone.
     """
@@ -99,6 +105,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     start_by: float | None = None
     pooling: Pooling | None = None
     background: bool = False
+    speculation: str | None = None
+    prediction: tuple[int, ...] = ()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -177,6 +185,8 @@ class ChoiceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
         error: what went wrong, when finish_reason is ERROR.
         timings: in the choice's last message.
         pooled: float32, little endian: the vector of a request with `pooling`, in its only message.
+        drafted, drafts_accepted: drafts that were verified since the last output, and those of them
+            that became tokens of the choice.
     """
 
     request_id: str
@@ -190,3 +200,5 @@ class ChoiceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     error: RequestError | None = None
     timings: RequestTimings | None = None
     pooled: bytes = b""
+    drafted: int = 0
+    drafts_accepted: int = 0

@@ -192,6 +192,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         prompt_tokens, cached_tokens, generated_tokens: counters.
         preemptions: counter.
         forced_tokens: counter: tokens that a constraint forced and no step sampled.
+        drafted_tokens, drafts_accepted: counters: drafts verified by speculation, and those of them
+            that became tokens.
         grammars_compiled, grammars_reused, grammars_refused: counters.
         grammar_seconds, mask_seconds: counters: compiling (beside the steps), masks.
         last_step_tokens, last_step_rows, last_step_seconds: the latest step.
@@ -219,6 +221,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     generated_tokens: int = 0
     preemptions: int = 0
     forced_tokens: int = 0
+    drafted_tokens: int = 0
+    drafts_accepted: int = 0
     grammars_compiled: int = 0
     grammars_reused: int = 0
     grammars_refused: int = 0

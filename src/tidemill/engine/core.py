@@ -19,7 +19,6 @@ from itertools import count
 from typing import TYPE_CHECKING, cast
 
 import msgspec
-import numpy as np
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, unsupported
@@ -40,6 +39,7 @@ from tidemill.engine.divide import compute_in_parts, is_out_of_memory
 from tidemill.engine.filewatch import FileWatch
 from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.engine.idle import IdleMemory
+from tidemill.engine.masks import give_masks
 from tidemill.engine.memory_control import ASLEEP, MemoryControl
 from tidemill.engine.recorder import BEAT_SECONDS, RecordingExecutor
 from tidemill.executor.base import Executor, PlanHandle
@@ -460,15 +460,11 @@ class EngineCore:
         if not waiting:
             return
         assert self._grammars is not None
-        states = [self._scheduler.constraint(plan.rows[i].seq_id) for i in waiting]
-        try:
-            masks = self._grammars.masks([cast("ProgramState", state) for state in states])
-        except Exception:
-            # The step waits for the masks. With no token allowed, these rows end with an error.
-            _log.exception("the masks of step %d could not be computed", plan.step_id)
-            masks = [np.zeros(-(-self.info.vocab_size // 8), np.uint8) for _ in states]
-        for i, mask in zip(waiting, masks, strict=True):
-            handle.set_mask(i, 0, mask)
+        states = {i: self._scheduler.constraint(plan.rows[i].seq_id) for i in waiting}
+        give_masks(
+            plan, handle, cast("dict[int, ProgramState]", states), self._grammars,
+            self.info.vocab_size,
+        )  # fmt: skip
 
     def _failed(self, error: Exception, unsent: StepPlan | None = None) -> list[Emission]:
         """Recover from a failed step: end the rows that cause the failure, compute the others.
@@ -665,6 +661,8 @@ def make_core(
         whole_prompts=info.whole_prompts,
         max_itl=None if config.max_itl_ms is None else config.max_itl_ms / 1000,
         layers=opened.sliced_layers,
+        verifies_drafts=opened.verifies_drafts,
+        speculate=config.speculate,
     )
     scheduler = Scheduler(
         memory,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,6 +73,26 @@ class CompiledProgram:
         return ProgramState(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A position to return to.
+
+    Attributes:
+        consumed, count: the list of tokens that `matcher` has consumed, and how many they were.
+    """
+
+    index: int
+    used: int
+    found: int
+    queue: tuple[int, ...]
+    opening: bool
+    complete: bool
+    matcher: LLMatcher | None
+    consumed: list[int]
+    count: int
+    repetition: Repetition
+
+
 class ProgramState:
     """The position of one choice in its program; see `sched.constraint.Constraint`.
 
@@ -87,6 +108,7 @@ class ProgramState:
         self._queue: tuple[int, ...] = ()
         self._opening = False  # the phase's first token decides whether it is entered
         self.matcher: LLMatcher | None = None
+        self._consumed: list[int] = []  # tokens that `matcher` has consumed
         self._repetition = Repetition()  # of tokens consumed by matchers
         self.complete = False
         self._enter(0)
@@ -95,6 +117,7 @@ class ProgramState:
         """See Constraint."""
         made = copy(self)
         made.matcher = None if self.matcher is None else self.matcher.deep_copy()
+        made._consumed = list(self._consumed)
         made._repetition = self._repetition.fork()
         return made
 
@@ -119,7 +142,7 @@ class ProgramState:
         elif isinstance(phase, Grammar):
             matcher = self._program.matchers[index]
             assert matcher is not None
-            self.matcher = matcher.deep_copy()
+            self.matcher, self._consumed = matcher.deep_copy(), []
         elif phase.opened_by:
             self._opening = True
         elif phase.budget == 0:
@@ -178,6 +201,52 @@ class ProgramState:
             mask = mask | bits_of(self._program.vocabulary, phase.opened_by)
         return mask
 
+    def allows(self, token_id: int) -> bool:
+        """See Constraint."""
+        if self.complete or self._queue:
+            return not self.complete and token_id == self._queue[0]
+        if self._opening:
+            phase = self._program.phases[self._index]
+            assert isinstance(phase, FreeText)
+            if token_id in phase.opened_by:
+                return True
+        if (self._opening or not self._last) and token_id in self._program.ends:
+            return False
+        if self.matcher is None and not self._opening:
+            return True
+        return self.mask_matcher().validate_tokens([token_id]) == 1
+
+    def mark(self) -> Mark:
+        """See Constraint."""
+        mark = Mark(
+            *(self._index, self._used, self._found, self._queue, self._opening, self.complete),
+            *(self.matcher, self._consumed, len(self._consumed), self._repetition),
+        )
+        self._repetition = Repetition()  # what is tentative repeats nothing
+        return mark
+
+    def rollback(self, mark: Mark) -> None:
+        """See Constraint."""
+        self._index, self._used, self._found = mark.index, mark.used, mark.found
+        self._queue, self._opening, self.complete = mark.queue, mark.opening, mark.complete
+        self.matcher, self._consumed = mark.matcher, mark.consumed
+        self._repetition = mark.repetition
+        tentative = len(self._consumed) - mark.count
+        if self.matcher is None or not tentative:
+            return
+        del self._consumed[mark.count :]
+        if self.matcher.is_error() or not self.matcher.rollback(tentative):
+            self.matcher = self._replayed()
+
+    def _replayed(self) -> LLMatcher:
+        """The phase's matcher after what it has consumed: one that met a limit of the grammar
+        cannot go back."""
+        original = self._program.matchers[self._index]
+        assert original is not None
+        matcher = original.deep_copy()
+        matcher.consume_tokens(self._consumed)
+        return matcher
+
     def forced(self) -> tuple[int, ...]:
         """See Constraint."""
         if self._queue:
@@ -226,6 +295,7 @@ class ProgramState:
         matcher = self.matcher
         assert matcher is not None
         self._repetition.add(token_id)
+        self._consumed.append(token_id)
         matcher.consume_token(token_id)
         if matcher.is_error():
             self._program.discard(phase)

@@ -51,6 +51,8 @@ _ENGINE_COUNTERS = {
     "generated_tokens": ("engine_generated_tokens", "Tokens sampled"),
     "preemptions": ("preemptions", "Sequences preempted for lack of KV blocks"),
     "forced_tokens": ("forced_tokens", "Tokens a constraint forced, appended without sampling"),
+    "drafted_tokens": ("drafted_tokens", "Draft tokens verified by speculation"),
+    "drafts_accepted": ("drafts_accepted", "Draft tokens that became tokens of an answer"),
     "grammars_compiled": ("grammars_compiled", "Languages compiled for constrained output"),
     "grammars_reused": ("grammars_reused", "Languages found compiled"),
     "grammars_refused": ("grammars_refused", "Languages that cannot be honoured"),

@@ -11,7 +11,7 @@ from tidemill.contract.request import (
     RequestTimings,
     Status,
 )
-from tidemill.sched import snapshots
+from tidemill.sched import snapshots, speculation
 from tidemill.sched.plan_builder import InFlightRow
 from tidemill.sched.sequence import Emission, Sequence
 from tidemill.sched.state import State
@@ -25,6 +25,7 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
     """
     seq = in_flight.seq
     seq.pending -= in_flight.sample
+    seq.verifying -= in_flight.drafts
     good = result.error is None and in_flight.epoch == seq.epoch
     snapshots.finish_row(state, in_flight, good=good and seq.status is not Status.FINISHED)
     if seq.status is Status.FINISHED:
@@ -37,7 +38,7 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
             return None
         return finish(state, seq, FinishReason.ERROR, error=error)
     if in_flight.epoch == seq.epoch:
-        seq.computed = in_flight.start + in_flight.count
+        _advance_computed(state, in_flight, result)
     _take_prompt_logprobs(seq, in_flight, result)
     if beams is not None:
         if in_flight.epoch == seq.epoch:
@@ -51,6 +52,10 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
     except TidemillError as error:
         failure = RequestError(error.kind, error.message, error.param, error.retryable)
         return finish(state, seq, FinishReason.ERROR, error=failure)
+    # A choice may end before all the drafts that came true.
+    seq.computed = min(seq.computed, len(seq.tokens))
+    if seq.drafter and in_flight.sample:
+        speculation.take_result(state, in_flight, result, accepted[len(result.token_ids) :])
     state.forced += len(accepted) - len(result.token_ids) if reason is None else 0
     if in_flight.epoch == seq.epoch:
         _publish(state, seq)
@@ -65,6 +70,18 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
     if seq.first_token is None:
         seq.first_token = state.clock()
     return Emission(seq.owner.client, _output(seq, accepted, result))
+
+
+def _advance_computed(state: State, in_flight: InFlightRow, result: RowResult) -> None:
+    """The row's tokens are computed, and with them the drafts that came true."""
+    seq = in_flight.seq
+    seq.computed = in_flight.start + in_flight.count
+    if in_flight.drafts:
+        seq.computed += max(0, len(result.token_ids) - 1)
+        # The sequence has no other row in flight: its next one overwrites the rejected drafts.
+        seq.planned = seq.computed
+        if seq.lease is not None:
+            seq.lease.truncate(state.memory.blocks_for(seq.planned))
 
 
 def _accept(
@@ -209,6 +226,7 @@ def _output(
 ) -> ChoiceOutput:
     first = not seq.first_sent
     seq.first_sent = True
+    (drafted, came_true), seq.drafts_to_report = seq.drafts_to_report, (0, 0)
     owner = seq.owner
     logprobs = None
     if result is not None and result.logprobs is not None:
@@ -228,6 +246,8 @@ def _output(
         error=error,
         timings=timings,
         pooled=b"" if result is None else result.pooled,
+        drafted=drafted,
+        drafts_accepted=came_true,
     )
 
 

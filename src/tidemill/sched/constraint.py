@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Constraint(Protocol):
-    """The position of one choice in its OutputProgram. Only accepted tokens advance it, so neither
-    a preemption nor a rollback changes it."""
+    """The position of one choice in its OutputProgram. Only accepted tokens advance it for good, so
+    neither a preemption nor a rollback of a step changes it."""
 
     @property
     def masked(self) -> bool:
@@ -28,6 +28,16 @@ class Constraint(Protocol):
             TidemillError: the token is not allowed (a bug, or a replay of another program), or the
                 grammar exceeded its size limits.
         """
+
+    def allows(self, token_id: int) -> bool:
+        """Whether the next token may be this one: what its mask says."""
+
+    def mark(self) -> Any:
+        """Remember the position. Tokens accepted from now on are tentative: `rollback` follows,
+        before the next mark."""
+
+    def rollback(self, mark: Any) -> None:
+        """Return to a marked position."""
 
     def forced(self) -> tuple[int, ...]:
         """The tokens that are the only allowed continuation; empty if several tokens are allowed.

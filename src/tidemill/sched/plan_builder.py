@@ -17,7 +17,8 @@ class InFlightRow:
     Attributes:
         seq, epoch: its sequence, and the sequence's epoch when the row was planned.
         start, sample: as in `Row`.
-        count: tokens whose computation it completes; 0 while some layers of them are left.
+        count: known tokens whose computation it completes; 0 while some layers of them are left.
+        drafts: drafts that it verifies.
         slice_before: the sequence's slice before this row.
         blocks_before: blocks its lease held before.
         charged_before: positions charged to its tenant before.
@@ -41,6 +42,7 @@ class InFlightRow:
     introduced: bool
     snapshot_keys: tuple[BlockKey, ...] = ()
     source: int = -1
+    drafts: int = 0
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class PlanBuilder:
         planned: ids of sequences that have a row.
         preempted: a sequence was preempted for the blocks of a running one.
         first: the sequence to admit first, because another was preempted for it.
+        drafts: drafts that its rows may still have.
         tried: ids of sequences for which no blocks could be freed; not tried again.
     """
 
@@ -65,6 +68,7 @@ class PlanBuilder:
     planned: set[int] = field(default_factory=set)
     load: Load = field(default_factory=Load)
     preempted: bool = False
+    drafts: int = 0
     first: Sequence | None = None
     tried: set[int] = field(default_factory=set)
 

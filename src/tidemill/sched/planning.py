@@ -12,7 +12,7 @@ from __future__ import annotations
 from tidemill.contract.plan import LogitsWanted, NewSequence, Row
 from tidemill.contract.request import Status
 from tidemill.memory.lease import Growth, PartialMatch
-from tidemill.sched import snapshots
+from tidemill.sched import snapshots, speculation
 from tidemill.sched.cost import Load
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
 from tidemill.sched.policy import (
@@ -56,10 +56,11 @@ def _plan_streams(
 
     A stream is skipped if the tokens it samples in flight reach its maximum length. A constrained
     stream is skipped while a token is in flight, since its next mask depends on that token, and so
-    is a beam, since its next token does.
+    is a beam, since its next token does, and one that may have drafts (`Sequence.needs_result`).
     """
     due = [s for s in state.running_of(background=False) if _is_due(s)]
     chosen = _chosen_streams(state, builder, due, urgent=urgent, competing=competing)
+    speculation.set_draft_budget(builder, chosen)
     for seq in sorted(chosen, key=lambda s: s.order):
         _plan_stream(state, builder, seq, last_step)
     if not builder.rows and len(chosen) < len(due):
@@ -71,8 +72,7 @@ def _plan_streams(
 
 
 def _is_due(seq: Sequence) -> bool:
-    waits = seq.pending and seq.serial
-    return is_decoding(seq) and seq.known < seq.max_len and not waits
+    return is_decoding(seq) and seq.known < seq.max_len and not (seq.pending and seq.needs_result)
 
 
 def _plan_stream(state: State, builder: PlanBuilder, seq: Sequence, last_step: int | None) -> None:
@@ -144,12 +144,19 @@ def _plan_running(
             return False
         state.preempt(victim)
         builder.preempted = True
-    growth = lease.grow(seq.planned + count)
+    drafts: tuple[int, ...] = ()
+    masked = False
+    if seq.drafts and builder.drafts:
+        drafts, masked = speculation.drafts_of(state, builder, seq, count)
+    growth = lease.grow(seq.planned + count + len(drafts))
     input_from = last_step if seq.planned == len(seq.tokens) else None
     blocks = growth.new_blocks
     if not seq.on_worker:  # a beam forked from one that runs
         blocks = tuple(tuple(table) for table in lease.tables)
-    _add_row(state, builder, seq, chunk, blocks, before, input_from=input_from)
+    _add_row(
+        state, builder, seq, chunk, blocks, before,
+        input_from=input_from, drafts=drafts, masked=masked,
+    )  # fmt: skip
     builder.copies.extend(growth.copies)
     return True
 
@@ -165,6 +172,8 @@ def _add_row(
     input_from: int | None = None,
     admitted: bool = False,
     source: int = -1,
+    drafts: tuple[int, ...] = (),
+    masked: bool = False,
 ) -> None:
     start = seq.planned
     (count, layers), total = chunk, state.limits.layers
@@ -192,7 +201,10 @@ def _add_row(
             snapshots=tuple((position, slot) for position, (_, slot) in kept.items()),
             logits=logits,
             sample=sample,
-            mask_announced=sample and seq.constraint is not None and seq.constraint.masked,
+            mask_announced=masked
+            or (sample and seq.constraint is not None and seq.constraint.masked),
+            draft_token_ids=drafts,
+            drafts_wanted=speculation.drafts_wanted(state, seq) if sample else 0,
         )
     )
     in_flight = InFlightRow(
@@ -209,6 +221,7 @@ def _add_row(
         introduced,
         tuple(key for key, _ in kept.values()),
         source,
+        len(drafts),
     )
     seq.num_sent = len(seq.tokens)
     builder.rows_in_flight.append(in_flight)
@@ -216,19 +229,21 @@ def _add_row(
         builder.new.append(_static_data(seq))
         seq.on_worker = True
     builder.planned.add(seq.seq_id)
-    builder.budget -= count
+    builder.budget -= count + len(drafts)
+    builder.drafts -= len(drafts)
     share = 1.0 if layers is None else (layers.end - layers.begin) / total
-    builder.load.add(start, count, share)
+    builder.load.add(start, count + len(drafts), share)
     _charge(state, in_flight)
     seq.last_row = builder.step_id
     seq.slice = None if layers is None or done else Slice(count, layers.end)
     seq.planned += in_flight.count
     seq.pending += sample
+    seq.verifying += len(drafts)
 
 
 def _charge(state: State, in_flight: InFlightRow, sign: int = 1) -> None:
     """Charge the tenant for positions that are computed for the first time; `sign` -1 refunds."""
-    seq, end = in_flight.seq, in_flight.start + in_flight.count
+    seq, end = in_flight.seq, in_flight.start + in_flight.count + in_flight.drafts
     fresh = max(0, end - max(in_flight.start, in_flight.charged_before))
     state.lines[seq.background].tenants.charge(seq.owner.request.tenant, sign * fresh)
     seq.charged = max(in_flight.charged_before, end) if sign > 0 else in_flight.charged_before
@@ -248,6 +263,8 @@ def _static_data(seq: Sequence) -> NewSequence:
         adapter=request.adapter,
         pooling=request.pooling,
         candidates=0 if seq.owner.beams is None else seq.owner.beams.candidates,
+        drafter=seq.drafter,
+        prediction=request.prediction if seq.drafter else (),
     )
 
 
@@ -507,6 +524,7 @@ def undo(state: State, rows_in_flight: list[InFlightRow]) -> None:
         seq = in_flight.seq
         snapshots.finish_row(state, in_flight, good=False)
         seq.pending -= in_flight.sample
+        seq.verifying -= in_flight.drafts
         _charge(state, in_flight, -1)
         seq.num_sent = min(seq.num_sent, in_flight.sent_before)
         if in_flight.introduced:

@@ -19,6 +19,9 @@ from tidemill.base.errors import ErrorKind, TidemillError, bad_request, unsuppor
 from tidemill.base.log import get_logger
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import (
+    DRAFTERS,
+    LOOKUP,
+    OFF,
     POOLINGS,
     ChoiceOutput,
     EngineRequest,
@@ -215,6 +218,11 @@ class Scheduler:
             longest = len(prompt) + (sampling.max_tokens or self.max_len)
             if why := beams.too_large(self._state, request, min(self.max_len, longest)):
                 raise bad_request("beam_width", why)
+        if request.speculation is not None and request.speculation not in DRAFTERS:
+            raise bad_request(
+                "speculation",
+                f"speculation must be one of {', '.join(DRAFTERS)}, got {request.speculation!r}",
+            )
         if not 0.0 < request.weight < math.inf:
             raise bad_request("weight", f"a tenant's weight must be above 0, got {request.weight}")
         if request.resume and len(request.resume) != sampling.n:
@@ -270,6 +278,7 @@ class Scheduler:
                     stop_ids=stops,
                     banned=tuple(sorted(stops)) if sampling.min_tokens else (),
                     unbounded=room >= self.max_len and not sampling.min_tokens,
+                    drafter=self._drafter(request),
                     background=request.background,
                 )
             )
@@ -288,6 +297,19 @@ class Scheduler:
         if request.start_by is not None and not any(request.resume):
             heapq.heappush(self._deadlines, (request.start_by, self._receipts, True, owner))
         return owner
+
+    def _drafter(self, request: EngineRequest) -> str:
+        """What drafts for a request; empty: nothing."""
+        if not self.limits.verifies_drafts or request.pooling is not None:
+            return ""
+        if request.sampling.beam_width:
+            return ""  # a beam's next token depends on all beams
+        chosen = request.speculation
+        if chosen is None:
+            chosen = self.limits.speculate
+            if chosen == OFF and request.prediction:
+                chosen = LOOKUP
+        return "" if chosen == OFF else chosen
 
     def _enqueue(self, owner: RequestState) -> None:
         """Queue the first choice, which computes the prompt. The others are held until then and
@@ -422,7 +444,7 @@ class Scheduler:
             emissions += self._advance(group)
         self._counts["steps"] += 1
         # A chunk whose layers are computed over several steps is counted in the last of them.
-        tokens = sum(in_flight.count for in_flight in step.rows_in_flight)
+        tokens = sum(in_flight.count + in_flight.drafts for in_flight in step.rows_in_flight)
         self._counts["step_tokens"] += tokens
         self._counts["step_rows"] += len(plan.rows)
         self._last = (tokens, len(plan.rows))
@@ -519,13 +541,15 @@ class Scheduler:
         It can if every row decodes one token without a constraint, and none is a beam. Their
         sampled tokens matter to the next step only as inputs, which the executor already has. A
         constraint's next mask depends on the sampled token, a beam's next token on the candidates
-        of all, and a prompt's blocks can be shared only once computed.
+        of all, and a prompt's blocks can be shared only once computed. A row with drafts may get
+        several tokens, and drafts are proposed after known tokens alone: a stream with a drafter is
+        launched ahead only where none will be.
         """
         if self.limits.depth < 2 or len(self._in_flight) != 1:
             return None
         [step] = self._in_flight
         for in_flight in step.rows_in_flight:
-            if not in_flight.sample or in_flight.count != 1 or in_flight.seq.serial:
+            if not in_flight.sample or in_flight.count != 1 or in_flight.seq.needs_result:
                 return None
         return step.predicted or None
 
@@ -559,6 +583,8 @@ class Scheduler:
             generated_tokens=counts["generated"],
             preemptions=state.preemptions,
             forced_tokens=state.forced,
+            drafted_tokens=state.drafted,
+            drafts_accepted=state.drafts_accepted,
             last_step_tokens=self._last[0],
             last_step_rows=self._last[1],
             last_step_seconds=last_step_seconds,

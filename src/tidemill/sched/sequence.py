@@ -101,6 +101,11 @@ class Sequence:
         published: number of its blocks that are published in the prefix index.
         on_worker: its static data was sent to the executor.
         num_sent: number of its tokens that the executor has, the sampled ones included.
+        drafter: name of what proposes drafts for it; empty: nothing does.
+        drafts: proposed tokens after the known ones.
+        verifying: drafts of its row in flight. No other row of it is then in flight.
+        drafts_to_report: verified drafts, and those that came true, since its last output.
+        quiet: whatever its next token is, no drafts will be proposed after it.
         constraint: constrains its output; it has advanced over all accepted tokens.
         jumps: forced tokens are appended without being sampled.
         stop_ids: tokens that end it.
@@ -137,6 +142,11 @@ class Sequence:
     published: int = 0
     on_worker: bool = False
     num_sent: int = 0
+    drafter: str = ""
+    drafts: tuple[int, ...] = ()
+    verifying: int = 0
+    drafts_to_report: tuple[int, int] = (0, 0)
+    quiet: bool = False
     constraint: Constraint | None = None
     jumps: bool = False
     first_sent: bool = False
@@ -163,6 +173,14 @@ class Sequence:
     def remaining(self) -> int:
         """Known tokens that no step has computed or planned."""
         return len(self.tokens) + self.pending - self.planned
+
+    @property
+    def needs_result(self) -> bool:
+        """True if its next row depends on the result of its row in flight, not on the token alone
+        that this one samples: it is `serial`, or it has drafts in flight, or may have some."""
+        if self.serial or self.verifying:
+            return True
+        return bool(self.drafter) and not self.quiet
 
     @property
     def needs_prompt_logprobs(self) -> bool:

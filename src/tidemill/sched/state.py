@@ -58,6 +58,8 @@ class State:
         self.finished_to_send: list[int] = []
         self.preemptions = 0
         self.forced = 0
+        self.drafted = 0
+        self.drafts_accepted = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
@@ -304,7 +306,7 @@ class State:
             assert seq.status is Status.RUNNING and seq not in self.queue_of(seq)
             assert seq.lease is not None, f"running sequence {seq.seq_id} holds no blocks"
             assert seq.computed <= seq.planned <= seq.known
-            ahead = seq.planned + (seq.slice.tokens if seq.slice else 0)
+            ahead = seq.planned + seq.verifying + (seq.slice.tokens if seq.slice else 0)
             assert ahead <= seq.lease.capacity
             assert seq.lease.capacity - ahead < self.memory.block_size, "unused block held"
         for seq in (seq for line in self.lines for seq in line.queue):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,10 @@ from tidemill.models.head import Head
 from tidemill.worker.inputs import InputBuilder, PreparedStep
 from tidemill.worker.pooling import Pooler
 
+if TYPE_CHECKING:
+    from tidemill.worker.speculate.drafter import Proposal
+    from tidemill.worker.speculate.speculation import Speculation
+
 MAX_OUTSTANDING = 2
 
 NO_TOKEN = -1
@@ -47,6 +52,7 @@ _SAMPLING_ERRORS = {
         "not_finite",
     ),
 }
+_NO_DRAFTS: tuple[tuple[int, ...], bool] = ((), False)
 _NOTHING_SAMPLED: tuple[int, list[int]] = (0, [])
 _UNKNOWN_ERROR = ("the backend sampled no token", "internal")
 
@@ -85,7 +91,9 @@ class RunnerHandle:
         runner = self._runner
         runner.inputs.accept(self.step, outputs.sampled)
         pooled = runner.pooled(self.step, outputs) if self.step.poolings else {}
-        return _result(self.step, outputs, pooled)
+        speculation = runner.speculation
+        proposals = {} if speculation is None else speculation.proposals(self.step.plan)
+        return _result(self.step, outputs, pooled, proposals)
 
 
 class Runner:
@@ -109,10 +117,15 @@ class Runner:
         layers = len(spec.layers)
         self.inputs = InputBuilder(groups, max_len, size, slots, states, layers)
         self._steps: dict[int, PreparedStep] = {}
+        self.speculation: Speculation | None = None  # made when a sequence first has a drafter
 
     def submit(self, plan: StepPlan) -> RunnerHandle:
         """Prepare and queue a plan. At most two are in flight."""
         self._pooler.forget(plan.finished)
+        if self.speculation is None and any(new.drafter for new in plan.new):
+            self.speculation = self._open_speculation()
+        if self.speculation is not None:
+            self.speculation.begin(plan)
         try:
             step = self.inputs.prepare(plan)
         except Exception:
@@ -122,7 +135,15 @@ class Runner:
         while len(self._steps) >= MAX_OUTSTANDING:
             del self._steps[next(iter(self._steps))]
         self._steps[plan.step_id] = step
-        return RunnerHandle(self, step, self.backend.submit(step.inputs))
+        handle = RunnerHandle(self, step, self.backend.submit(step.inputs))
+        if self.speculation is not None:
+            self.speculation.read(plan)
+        return handle
+
+    def _open_speculation(self) -> Speculation:
+        from tidemill.worker.speculate.speculation import Speculation
+
+        return Speculation(self.inputs.sequences)
 
     def pooled(self, step: PreparedStep, outputs: StepOutputs) -> dict[int, bytes]:
         """Pool the step's hidden states; per row index the finished vector, or empty bytes."""
@@ -161,7 +182,12 @@ class Runner:
         self.backend.close()
 
 
-def _result(step: PreparedStep, outputs: StepOutputs, pooled: dict[int, bytes]) -> StepResult:
+def _result(
+    step: PreparedStep,
+    outputs: StepOutputs,
+    pooled: dict[int, bytes],
+    proposals: dict[int, Proposal],
+) -> StepResult:
     # Per row: its first sampled position, and the tokens of those it reached.
     sampled: dict[int, tuple[int, list[int]]] = {}
     for s, (i, token) in enumerate(
@@ -198,9 +224,12 @@ def _result(step: PreparedStep, outputs: StepOutputs, pooled: dict[int, bytes]) 
                 _token_logprob(token, outputs.logprobs, s, width)
                 for s, token in enumerate(tokens, first)
             )
+        drafts, quiet = proposals.get(row.seq_id, _NO_DRAFTS)
         computed[row.seq_id] = RowResult(
             seq_id=row.seq_id,
             token_ids=tuple(tokens),
+            draft_token_ids=drafts,
+            quiet=quiet,
             logprobs=logprobs,
             prompt_logprobs=logprobs_of_prompt,
             pooled=vector,

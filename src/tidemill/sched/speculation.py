@@ -1,0 +1,101 @@
+"""Speculation in the scheduler: which proposed drafts a row verifies, and how many it asks for.
+
+None of this changes an answer: every position of a row is sampled as in a step of its own, and a
+draft that did not come true is forgotten.
+"""
+
+from __future__ import annotations
+
+from tidemill.base.errors import TidemillError
+from tidemill.contract.plan import RowResult
+from tidemill.sched.constraint import Constraint
+from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
+from tidemill.sched.sequence import Sequence
+from tidemill.sched.state import State
+
+MAX_DRAFTS = 16
+"""Drafts of a row. One more costs a step little while it waits for memory, and only those at the
+front are likely to come true."""
+
+DRAFT_SHARE = 2
+"""One part in so many of the tokens that a step has left after its streams may be drafts."""
+
+
+def set_draft_budget(builder: PlanBuilder, streams: list[Sequence]) -> None:
+    """Bound the drafts of a step that plans these streams: each gets its known tokens first, and
+    prompts get a share of what is left."""
+    if any(seq.drafts for seq in streams):
+        left = builder.budget - sum(seq.remaining for seq in streams)
+        builder.drafts = max(0, left // DRAFT_SHARE)
+
+
+def drafts_of(
+    state: State, builder: PlanBuilder, seq: Sequence, count: int
+) -> tuple[tuple[int, ...], bool]:
+    """The drafts that a stream's row of `count` known tokens verifies.
+
+    Drafts never take a block from another sequence, and none is computed that cannot be accepted:
+    behind an end token, beyond the maximum length, or where the constraint forbids it.
+
+    Returns:
+        The drafts, and whether a position after some of them needs a mask.
+    """
+    if seq.pending or count != seq.remaining or seq.lease is None:
+        return (), False
+    start = seq.planned + count
+    # One token more than the drafts is sampled.
+    most = min(len(seq.drafts), builder.drafts, seq.max_len - len(seq.tokens) - 1)
+    if seq.lease.needed(start + most) > state.memory.num_free:
+        most = min(most, seq.lease.capacity - start)
+    drafts = seq.drafts[: max(0, most)]
+    for i, token in enumerate(drafts):
+        if token in seq.stop_ids:
+            drafts = drafts[:i]
+            break
+    if seq.constraint is None or not drafts:
+        return drafts, False
+    return _allowed(seq.constraint, drafts)
+
+
+def _allowed(constraint: Constraint, drafts: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+    count, masked = 0, False
+    mark = constraint.mark()
+    try:
+        for token in drafts:
+            if not constraint.allows(token):
+                break
+            constraint.accept(token)
+            if constraint.complete:
+                break
+            count += 1
+            masked |= constraint.masked
+    except TidemillError:  # a limit of the grammar: the token meets it again if it is sampled
+        pass
+    finally:
+        constraint.rollback(mark)
+    return drafts[:count], masked
+
+
+def drafts_wanted(state: State, seq: Sequence) -> int:
+    """How many drafts the executor may propose after a sampling row of the sequence."""
+    if not seq.drafter:
+        return 0
+    # The row samples at least one token, and so does the row that verifies the drafts.
+    return max(0, min(MAX_DRAFTS, seq.max_len - seq.known - 2))
+
+
+def take_result(
+    state: State, in_flight: InFlightRow, result: RowResult, forced: tuple[int, ...]
+) -> None:
+    """After a row's step: count the drafts that came true, and keep the proposed ones, which follow
+    the sampled tokens; `forced` ones were appended after these."""
+    seq, proposed = in_flight.seq, result.draft_token_ids
+    if forced:
+        proposed = proposed[len(forced) :] if proposed[: len(forced)] == forced else ()
+    seq.drafts, seq.quiet = proposed, result.quiet
+    if in_flight.drafts:
+        came_true = len(result.token_ids) - 1
+        state.drafted += in_flight.drafts
+        state.drafts_accepted += came_true
+        drafted, before = seq.drafts_to_report
+        seq.drafts_to_report = drafted + in_flight.drafts, before + came_true

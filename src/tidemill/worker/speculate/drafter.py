@@ -1,0 +1,59 @@
+"""The interface of drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.contract.plan import NewSequence
+
+Int32 = NDArray[np.int32]
+
+
+class Wanted(NamedTuple):
+    """Drafts wanted for a sequence.
+
+    Attributes:
+        seq_id: the sequence.
+        tokens: int32: all its known tokens; a view that is valid during the call.
+        most: the most drafts that can be used.
+    """
+
+    seq_id: int
+    tokens: Int32
+    most: int
+
+
+class Proposal(NamedTuple):
+    """Drafts of a sequence.
+
+    Attributes:
+        token_ids: expected to follow the known tokens; may be empty.
+        quiet: whatever the next token is, none will be proposed after it.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    quiet: bool = False
+
+
+NOTHING = Proposal()
+
+
+class Drafter(Protocol):
+    """Proposes drafts. What it proposes never changes an answer, so it may be wrong, and may be
+    asked again for the same tokens after a step failed."""
+
+    def add(self, new: NewSequence) -> None:
+        """A sequence begins, perhaps again with more known tokens."""
+
+    def read(self, seq_id: int, tokens: Int32) -> None:
+        """Read a sequence's known tokens (int32, a view) while a step computes."""
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        """Drafts for each sequence, in order."""
+
+    def forget(self, seq_id: int) -> None:
+        """A sequence has ended."""
