@@ -61,6 +61,7 @@ TOOL_FORMAT = flag(_MODEL["tool_format"])
 REASONING_FORMAT = flag(_MODEL["reasoning_format"])
 CHAT_TEMPLATE = flag(_MODEL["chat_template"])
 MAX_ITL_MS = flag(_MODEL["max_itl_ms"])
+SPECULATE = flag(_MODEL["speculate"])
 
 
 def packed_cache(text: str) -> str:

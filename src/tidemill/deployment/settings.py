@@ -23,6 +23,7 @@ from tidemill.contract.config import (
     EngineConfig,
 )
 from tidemill.contract.quotas import Level
+from tidemill.contract.request import DRAFTERS
 from tidemill.deployment import checks, kinds
 from tidemill.deployment.kinds import Kind
 
@@ -354,6 +355,12 @@ MODEL = (
         *("max_itl_ms", kinds.number(1, HIGHEST["max_itl_ms"], "milliseconds")),
         "Time between two tokens of a stream that prefill and other streams may cost; "
         "default: chosen (see docs/operations.md).",
+    ),
+    _engine(
+        *("speculate", kinds.choice(DRAFTERS)),
+        "Draft tokens of the output, which the model verifies several in one step; the answers stay "
+        "the same. lookup: what followed the latest tokens where they occurred before in prompt and "
+        "output; off: nothing, unless a request says it.",
     ),
 )
 
