@@ -358,9 +358,9 @@ MODEL = (
     ),
     _engine(
         *("speculate", kinds.choice(DRAFTERS)),
-        "Draft tokens of the output, which the model verifies several in one step; the answers stay "
-        "the same. lookup: what followed the latest tokens where they occurred before in prompt and "
-        "output; off: nothing, unless a request says it.",
+        "Draft tokens of the output, which the model verifies several in one step; the answers "
+        "stay the same. lookup: what followed the latest tokens where they occurred before in "
+        "prompt and output; off: nothing, unless a request says it.",
     ),
 )
 
