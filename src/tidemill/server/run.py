@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from tidemill.server.host.pipelines.pipeline import Pipeline
     from tidemill.server.host.served import ServedModel
     from tidemill.server.host.source import ModelOptions, NameOptions, Source
+    from tidemill.server.quotas.quotas import Quotas
+    from tidemill.server.quotas.service import QuotaService
+    from tidemill.store.database import Database
     from tidemill.store.location import Location
 
 log = get_logger(__name__)
@@ -192,6 +195,7 @@ class _Assembly:
         self._options = options
         self._say = say
         self._made: ServerContext | None = None
+        self._limiting: QuotaService | None = None
 
     def _context(self) -> ServerContext:
         from tidemill.server.context import ServerContext
@@ -221,19 +225,43 @@ class _Assembly:
         return self._made
 
     def _limit(self, context: ServerContext) -> None:
-        """Limits of the deployment and of key files."""
+        """Limits of the deployment, of key files and of the database."""
         options = self._options
 
         def limit() -> None:
-            if context.quotas is None and (options.quotas or options.security.keys.closed):
-                from tidemill.metrics.quotas import QuotaMetrics
-                from tidemill.server.quotas.quotas import Quotas
+            if options.quotas or options.security.keys.closed:
+                self._quotas(context).make()
 
-                metrics = QuotaMetrics(context.metrics.registry)
-                context.quotas = Quotas(options.quotas, options.prices, metrics)
+        async def opened(database: Database) -> None:
+            await self._quotas(context).watch(database)
 
         limit()
         options.quotas.on_change.append(limit)
+        if context.storage is not None:
+            context.storage.on_open.append(opened)
+            context.storage.on_close.append(self._end_quotas)
+
+    async def _end_quotas(self) -> None:
+        if self._limiting is not None:
+            await self._limiting.close()
+
+    def _quotas(self, context: ServerContext) -> QuotaService:
+        """What limits requests; made when there is something to limit them by."""
+        if self._limiting is None:
+            from tidemill.metrics.quotas import QuotaMetrics
+            from tidemill.server.quotas.service import QuotaService
+
+            def made(quotas: Quotas) -> None:
+                context.quotas = quotas
+
+            self._limiting = QuotaService(
+                self._options.quotas,
+                self._options.prices,
+                QuotaMetrics(context.metrics.registry),
+                context.storage,
+                made,
+            )
+        return self._limiting
 
     async def load_first(self) -> ServerContext:
         """Load what is to be there before the server is ready."""

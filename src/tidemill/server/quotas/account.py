@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from tidemill.contract.quotas import MEASURES, NO_LIMITS, Level, Limits
+from collections.abc import Callable
+
+from tidemill.contract.quotas import MEASURES, NO_LIMITS, Level, Limit, Limits
 from tidemill.server.quotas.meters import Meter, Now, make_meter
 
 Subject = tuple[Level, str]
 """Whose use is metered: a level, and an identity there."""
+
+MakeMeter = Callable[[Subject, Limit, Now], Meter]
+
+
+def local_meter(subject: Subject, limit: Limit, now: Now) -> Meter:
+    """The meter of a limit that this server has for itself."""
+    assert limit.amount is not None
+    return make_meter(MEASURES[limit.measure], limit.amount, now, soft=limit.soft)
 
 
 class Account:
@@ -37,7 +47,7 @@ class Account:
         level = self.subject[0]
         return "this server" if level is Level.SERVER else f"{level.value} {self.shown!r}"
 
-    def follow(self, limits: Limits, now: Now) -> None:
+    def follow(self, limits: Limits, now: Now, make: MakeMeter = local_meter) -> None:
         """Change the limits; what is used under a limit that stays, stays used."""
         if limits == self.limits:
             return
@@ -48,10 +58,12 @@ class Account:
                 continue
             meter = before.get((limit.measure, limit.soft))
             if meter is None:
-                measure = MEASURES[limit.measure]
-                meter = make_meter(measure, limit.amount, now, soft=limit.soft)
+                meter = make(self.subject, limit, now)
             elif meter.amount != limit.amount:
                 meter.change(limit.amount, now)
             meters.append(meter)
         self.limits = limits
         self.meters = tuple(meters)
+        for meter in before.values():
+            if meter not in meters:
+                meter.retire()

@@ -33,9 +33,17 @@ class Now(NamedTuple):
 class Meter(Protocol):
     """What is left of one limit for one subject."""
 
-    measure: Measure
-    amount: int
-    soft: bool
+    @property
+    def measure(self) -> Measure:
+        """What is limited."""
+
+    @property
+    def amount(self) -> int:
+        """The limit."""
+
+    @property
+    def soft(self) -> bool:
+        """Whether it only warns."""
 
     def fits(self, need: int, now: Now) -> bool:
         """Whether `need` more may be taken now."""
@@ -57,6 +65,15 @@ class Meter(Protocol):
 
     def change(self, amount: int, now: Now) -> None:
         """Change the limit; what is used stays used."""
+
+    def period_at(self, now: Now) -> int:
+        """The period that is charged now."""
+
+    def hear(self, taken: int, now: Now) -> None:
+        """So much is taken of it now, by all who share it."""
+
+    def retire(self) -> None:
+        """The limit was lifted: only what holds some of it still ends."""
 
 
 class Bucket:
@@ -117,6 +134,18 @@ class Bucket:
         self.level += amount - self.amount
         self.amount = amount
 
+    def period_at(self, now: Now) -> int:
+        """A bucket has none: 0."""
+        return 0
+
+    def hear(self, taken: int, now: Now) -> None:
+        """See `Meter`."""
+        self.level = float(self.amount - taken)
+        self._at = now.monotonic
+
+    def retire(self) -> None:
+        """Nothing to do."""
+
     def _refill(self, now: Now) -> None:
         seconds = now.monotonic - self._at
         if seconds > 0.0:
@@ -142,15 +171,18 @@ class Gauge:
         return self.held + need <= self.amount
 
     def take(self, need: int, now: Now) -> int:
-        """See `Meter`. The period is the millisecond of the monotonic clock."""
+        """See `Meter`."""
         self.held += need
-        return int(now.monotonic * 1000)
+        return self.period_at(now)
 
     def end(self, taken: int, used: int, period: int, now: Now) -> None:
         """See `Meter`; nothing stays charged."""
-        if not taken:
-            return
-        self.held -= taken
+        if taken:
+            self.held -= taken
+            self.note(period, now)
+
+    def note(self, period: int, now: Now) -> None:
+        """A request has ended that began in `period`."""
         self._seconds += _MEAN_WEIGHT * (now.monotonic - period / 1000 - self._seconds)
 
     def wait(self, need: int, now: Now) -> float:
@@ -170,6 +202,17 @@ class Gauge:
     def change(self, amount: int, now: Now) -> None:
         """See `Meter`."""
         self.amount = amount
+
+    def period_at(self, now: Now) -> int:
+        """The millisecond of the monotonic clock."""
+        return int(now.monotonic * 1000)
+
+    def hear(self, taken: int, now: Now) -> None:
+        """See `Meter`."""
+        self.held = taken
+
+    def retire(self) -> None:
+        """Nothing to do."""
 
 
 class Window:
@@ -236,6 +279,19 @@ class Window:
     def change(self, amount: int, now: Now) -> None:
         """See `Meter`."""
         self.amount = amount
+
+    def period_at(self, now: Now) -> int:
+        """The day's or month's number."""
+        self._roll(now)
+        return self.period
+
+    def hear(self, taken: int, now: Now) -> None:
+        """See `Meter`."""
+        self._roll(now)
+        self.used = taken
+
+    def retire(self) -> None:
+        """Nothing to do."""
 
     def _roll(self, now: Now) -> None:
         if self._starts - STEP_BACK <= now.wall < self._ends:

@@ -7,17 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tidemill.base.clock import monotonic, wall
 from tidemill.contract.prices import Prices
-from tidemill.contract.quotas import NO_LIMITS, Defaults, Level, Limits, merged
+from tidemill.contract.quotas import NO_LIMITS, Defaults, Level, Limit, Limits, merged
 from tidemill.metrics.quotas import QuotaMetrics
 from tidemill.server.access.auth import Principal
-from tidemill.server.quotas.account import Account, Subject
+from tidemill.server.errors import Rejection
+from tidemill.server.quotas.account import Account, Subject, local_meter
+from tidemill.server.quotas.leased import Leased
 from tidemill.server.quotas.ledger import Cost, Exceeded, Ledger, Reservation
-from tidemill.server.quotas.meters import Now
-from tidemill.server.quotas.refusal import refusal, warning
+from tidemill.server.quotas.meters import Meter, Now
+from tidemill.server.quotas.refusal import refusal, unavailable, warning
 from tidemill.server.quotas.standing import Standing, standing
+from tidemill.server.quotas.treasury import Treasury
 
 MAX_ACCOUNTS = 16384
 """Accounts in memory; beyond, the least recently used one is forgotten."""
+
+ROUNDS = 3
+"""How often a request waits for a draw; more than one where others take what was drawn for it."""
 
 Clock = Callable[[], Now]
 
@@ -48,6 +54,8 @@ class Quotas:
         prices: of models.
         metrics: counts refusals.
         clock: reads the clocks.
+        treasury: shares limits with other servers, and keeps what is used over restarts; None:
+            this server counts for itself, in memory.
     """
 
     def __init__(
@@ -56,6 +64,7 @@ class Quotas:
         prices: Prices | None = None,
         metrics: QuotaMetrics | None = None,
         clock: Clock = read_clocks,
+        treasury: Treasury | None = None,
     ) -> None:
         self.defaults = defaults or Defaults()
         self.defaults.on_change.append(self._follow)
@@ -63,6 +72,7 @@ class Quotas:
         self.ledger = Ledger(clock)
         self.metrics = metrics or QuotaMetrics()
         self.metrics.open.set_function(lambda: self.ledger.open)
+        self.treasury = treasury
         self._own: dict[Subject, Limits] = {}
         self._accounts: OrderedDict[Subject, Account] = OrderedDict()
 
@@ -74,7 +84,7 @@ class Quotas:
     def _follow(self) -> None:
         now = self.ledger.now()
         for account in self._accounts.values():
-            account.follow(self._limits_of(account), now)
+            account.follow(self._limits_of(account), now, self._make)
 
     def request(self, principal: Principal) -> RequestQuota | None:
         """What one request of a principal is charged to; None where nothing limits it."""
@@ -96,15 +106,62 @@ class Quotas:
         account = self._accounts.get(subject)
         if account is None:
             account = self._accounts[subject] = Account(subject, shown, stated)
-            account.follow(self._limits_of(account), self.ledger.now())
+            account.follow(self._limits_of(account), self.ledger.now(), self._make)
             while len(self._accounts) > MAX_ACCOUNTS:
-                self._accounts.popitem(last=False)
+                _, oldest = self._accounts.popitem(last=False)
+                oldest.follow(NO_LIMITS, self.ledger.now())
             return account
         self._accounts.move_to_end(subject)
         if account.stated is not stated:  # the key file was read again
             account.stated = stated
-            account.follow(self._limits_of(account), self.ledger.now())
+            account.follow(self._limits_of(account), self.ledger.now(), self._make)
         return account
+
+    def _make(self, subject: Subject, limit: Limit, now: Now) -> Meter:
+        meter = local_meter(subject, limit, now)
+        return meter if self.treasury is None else self.treasury.lease(subject, meter, now)
+
+    async def reserve(self, accounts: Sequence[Account], cost: Cost) -> Reservation:
+        """Reserve what a request may use; waits where more must be drawn for it.
+
+        Raises:
+            Rejection: 429, naming the limit and its level; 503, what was drawn is used up and the
+                database does not answer.
+        """
+        for _ in range(ROUNDS):
+            try:
+                return self.ledger.reserve(accounts, cost)
+            except Exceeded as exceeded:
+                growing = self._growing(exceeded)
+                if growing is None or self.treasury is None:
+                    raise self._refuse(exceeded) from None
+                if not self.treasury.worth_asking:
+                    raise unavailable(exceeded) from None
+            await self.treasury.top_up(growing)
+        try:
+            return self.ledger.reserve(accounts, cost)
+        except Exceeded as exceeded:
+            if self.treasury is not None and not self.treasury.answers:
+                raise unavailable(exceeded) from None
+            raise self._refuse(exceeded) from None
+
+    def _growing(self, exceeded: Exceeded) -> list[tuple[Leased, int]] | None:
+        """The meters for which more can be drawn; None where one limit has no room in any case."""
+        now = self.ledger.now()
+        found: list[tuple[Leased, int]] = []
+        for meter, need in exceeded.all:
+            if not isinstance(meter, Leased) or not meter.may_grow(need, now):
+                return None
+            found.append((meter, need))
+        return found
+
+    def _refuse(self, exceeded: Exceeded) -> Rejection:
+        for meter, _ in exceeded.all:
+            if isinstance(meter, Leased):
+                meter.look()
+        measure, level = exceeded.meter.measure, exceeded.account.subject[0]
+        self.metrics.refused(measure.name, level.value)
+        return refusal(exceeded, self.ledger.now())
 
     def _limits_of(self, account: Account) -> Limits:
         """Those of the store replace those of a key file, and both the level's defaults."""
@@ -138,12 +195,7 @@ class RequestQuota:
         prices = quotas.prices
         money = prices.of(model).most(prompt, most) if prices else 0
         cost = Cost(0 if self._counted else 1, prompt, expected, most, money)
-        try:
-            reservation = quotas.ledger.reserve(self._accounts, cost)
-        except Exceeded as exceeded:
-            account, measure = exceeded.account, exceeded.meter.measure
-            quotas.metrics.refused(measure.name, account.subject[0].value)
-            raise refusal(exceeded, quotas.ledger.now()) from None
+        reservation = await quotas.reserve(self._accounts, cost)
         self._counted = True
         if reservation.warnings:
             self._warn(reservation)

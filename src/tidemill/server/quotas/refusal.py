@@ -14,6 +14,8 @@ RATE = "rate_limit_exceeded"
 BUDGET = "insufficient_quota"
 TOO_LARGE = "request_exceeds_limit"
 
+_OUTAGE_SECONDS = 5
+
 _NO_RETRY = {"x-should-retry": "false"}
 """A header of OpenAI's and Anthropic's SDKs, which retry a 429 otherwise."""
 
@@ -47,6 +49,18 @@ def refusal(exceeded: Exceeded, now: Now) -> Rejection:
         )
     message += f"; try again in {seconds} s"
     return Rejection(Problem(429, "rate_limit_error", message, None, RATE, headers))
+
+
+def unavailable(exceeded: Exceeded) -> Rejection:
+    """The rejection where what was drawn ahead is used up and the database does not answer."""
+    meter, account = exceeded.meter, exceeded.account
+    message = (
+        f"the database does not answer, and what this server had drawn of the limit of "
+        f"{account.title}, {meter.measure.shown(meter.amount)}, is used up; try again in "
+        f"{_OUTAGE_SECONDS} s"
+    )
+    headers = {"Retry-After": str(_OUTAGE_SECONDS)}
+    return Rejection(Problem(503, "server_error", message, None, "database_unavailable", headers))
 
 
 def warning(title: str, meter: Meter) -> str:

@@ -1,0 +1,77 @@
+"""The store of a running server, as the bank of its quotas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from tidemill.contract.quotas import Limits
+from tidemill.server.quotas.account import Subject
+from tidemill.server.quotas.treasury import Entry
+from tidemill.server.storage import Storage
+
+if TYPE_CHECKING:
+    from tidemill.store.database import Work
+
+T = TypeVar("T")
+
+OPEN_SECONDS = 2.0
+"""How long a round waits for a database that is not open yet."""
+
+
+class StoreBank:
+    """A `treasury.Bank`.
+
+    Args:
+        storage: the database, opened by the first call.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    async def draw(
+        self, server: str, wall: float, entries: Sequence[Entry]
+    ) -> Sequence[tuple[int, int]]:
+        """See `Bank`."""
+        from tidemill.store import balances
+
+        draws = [
+            balances.Draw(
+                *(entry.subject[0].value, entry.subject[1], entry.name, entry.want.period),
+                *(entry.amount, entry.want.want, entry.want.least, entry.want.forced),
+                held=entry.held,
+            )
+            for entry in entries
+        ]
+        found = await self._write(lambda c: balances.draw(c, server, int(wall * 1000), draws))
+        return [(one.granted, one.taken) for one in found]
+
+    async def renew(self, server: str, wall: float) -> int:
+        """See `Bank`."""
+        from tidemill.store import balances
+
+        return await self._write(lambda c: balances.renew(c, server, int(wall * 1000)))
+
+    async def leave(self, server: str) -> None:
+        """See `Bank`."""
+        from tidemill.store import balances
+
+        await self._write(lambda c: balances.leave(c, server))
+
+    async def version(self) -> int:
+        """See `Bank`."""
+        from tidemill.store import limits
+
+        database = await self._storage.opened(OPEN_SECONDS)
+        return await database.read(limits.read_version)
+
+    async def limits(self) -> dict[Subject, Limits]:
+        """See `Bank`."""
+        from tidemill.store import limits
+
+        database = await self._storage.opened(OPEN_SECONDS)
+        return dict(await database.read(limits.read_limits))
+
+    async def _write(self, work: Work[T]) -> T:
+        database = await self._storage.opened(OPEN_SECONDS)
+        return await database.write(work)

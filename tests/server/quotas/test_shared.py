@@ -1,0 +1,289 @@
+"""Servers that share limits through a database: never exceeded, through kills and outages."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.prices import Prices
+from tidemill.contract.quotas import Defaults, Level, parse_limits
+from tidemill.server.access.auth import Principal
+from tidemill.server.access.keys import Role
+from tidemill.server.errors import Rejection
+from tidemill.server.quotas import treasury
+from tidemill.server.quotas.bank import StoreBank
+from tidemill.server.quotas.leased import SHARE, Leased
+from tidemill.server.quotas.meters import Now
+from tidemill.server.quotas.quotas import Held, Quotas, RequestQuota
+from tidemill.server.quotas.treasury import Entry, Treasury, Watcher
+from tidemill.server.storage import Storage
+from tidemill.store import limits as stored
+from tidemill.store.database import Database
+from tidemill.store.location import Location
+
+NOON = 1_800_000_000.0
+
+
+class Opened:
+    """Storage of an open database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    async def opened(self, patience: float) -> Database:
+        return self.database
+
+
+class Flaky(StoreBank):
+    """A bank that fails before or after it commits, on request."""
+
+    fail = ""
+    draws = 0
+
+    async def draw(
+        self, server: str, wall: float, entries: Sequence[Entry]
+    ) -> Sequence[tuple[int, int]]:
+        self.draws += 1
+        if self.fail == "before":
+            raise TidemillError(ErrorKind.DATABASE, "gone")
+        found = await super().draw(server, wall, entries)
+        if self.fail == "after":
+            raise TidemillError(ErrorKind.DATABASE, "gone")
+        return found
+
+
+@dataclass
+class Server:
+    """One server's quotas over a database."""
+
+    database: Database
+    limits: dict[str, object]
+    level: Level = Level.KEY
+    monotonic: float = 0.0
+    live: list[Held] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bank = Flaky(cast(Storage, Opened(self.database)))
+        self.treasury = Treasury(self.bank, self.now)
+        defaults = Defaults({self.level: parse_limits(self.limits)})
+        self.quotas = Quotas(defaults, Prices(), clock=self.now, treasury=self.treasury)
+
+    def now(self) -> Now:
+        return Now(asyncio.get_running_loop().time(), NOON + self.monotonic)
+
+    def request(self, key: str = "ci") -> RequestQuota:
+        found = self.quotas.request(Principal(f"key:{key}", key, Role.USER))
+        assert found is not None
+        return found
+
+    async def reserve(self, prompt: int = 10, most: int = 20) -> Held:
+        held = await self.request().reserve("m", prompt, most, most)
+        self.live.append(held)
+        return held
+
+    @property
+    def meters(self) -> list[Leased]:
+        return list(self.treasury._subjects)
+
+    async def kill(self) -> None:
+        """As by SIGKILL: nothing is returned."""
+        self.treasury._closed = True
+        if self.treasury._task is not None:
+            self.treasury._task.cancel()
+            await asyncio.gather(self.treasury._task, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(treasury, "ROUND_SECONDS", 0.05)
+
+
+@pytest.fixture
+async def database(location: Location) -> AsyncIterator[Database]:
+    found = Database(location)
+    await found.open()
+    yield found
+    await found.close()
+
+
+async def refused(server: Server, prompt: int, most: int = 0) -> dict[str, Any]:
+    with pytest.raises(Rejection) as error:
+        await server.reserve(prompt, most)
+    problem = error.value.problem
+    return {"code": problem.code, "status": problem.status, "message": problem.message}
+
+
+async def test_one_server_uses_a_limit_to_the_last_token(database: Database) -> None:
+    server = Server(database, {"tokens_per_day": 1000})
+    for _ in range(33):
+        (await server.reserve()).settle(10, 0, 20)
+    assert (await refused(server, 11))["code"] == "insufficient_quota"
+    (await server.reserve(10, 0)).settle(10, 0, 0)
+    draws = server.bank.draws
+    for _ in range(100):
+        await refused(server, 5)
+    assert server.bank.draws <= draws + 1, "refusals come from memory"
+    await server.treasury.close()
+
+
+async def test_a_storm_of_256_requests_admits_exactly_what_fits(database: Database) -> None:
+    server = Server(database, {"tokens_per_day": 1000, "concurrent_requests": 300})
+    found = await asyncio.gather(*(server.reserve() for _ in range(256)), return_exceptions=True)
+    assert sum(isinstance(one, Held) for one in found) == 33
+    assert server.bank.draws < 20, "draws are gathered"
+    for held in server.live:
+        held.settle(10, 0, 20)
+    await server.treasury.close()
+
+
+async def test_what_was_used_outlives_a_restart_exactly_and_a_kill_without_overshoot(
+    database: Database,
+) -> None:
+    limits: dict[str, object] = {"tokens_per_day": 6400, "tpm": 6400}
+    first = Server(database, limits)
+    for _ in range(10):
+        (await first.reserve()).settle(10, 0, 20)
+    await first.reserve(100, 0)  # ended by the shutdown
+    first.live[-1].release()
+    await first.treasury.close()
+    second = Server(database, limits)
+    assert await _rest(second) == 6100
+    (await second.reserve()).settle(10, 0, 20)
+    await second.kill()
+    third = Server(database, limits)
+    rest = await _rest(third)
+    assert 6070 - 2 * (6400 // SHARE + 30) <= rest <= 6070
+    await third.treasury.close()
+
+
+async def _rest(server: Server) -> int:
+    """What is left of the day, as a request learns it."""
+    (await server.reserve(1, 0)).release()
+    now = server.now()
+    return next(m for m in server.meters if m.measure.name == "tokens_per_day").remaining(now)
+
+
+async def test_places_are_shared_and_void_only_with_their_server(database: Database) -> None:
+    one, two = (Server(database, {"concurrent_requests": 4}) for _ in range(2))
+    held = [await one.reserve() for _ in range(3)]
+    await two.reserve()
+    assert (await refused(two, 1))["code"] == "rate_limit_exceeded"
+    for place in held:
+        place.settle(1, 0, 1)
+    await asyncio.sleep(0)
+    await one.treasury.close()
+    deadline = asyncio.get_running_loop().time() + 10
+    while True:  # a refusal has the places looked at again
+        try:
+            await two.reserve()
+            break
+        except Rejection:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.02)
+    await two.kill()
+
+
+@pytest.mark.parametrize("fail", ["before", "after"])
+async def test_an_outage_is_spent_from_what_was_drawn(database: Database, fail: str) -> None:
+    server = Server(database, {"tokens_per_day": 64_000})
+    await server.reserve()
+    server.bank.fail = fail
+    served = 0
+    while served < 1000:
+        try:
+            await server.reserve()
+        except Rejection as error:
+            assert error.problem.status == 503
+            assert "the database does not answer" in error.problem.message
+            break
+        served += 1
+    assert 10 < served < 200
+    server.bank.fail = ""
+    server.treasury.retry()
+    await server.reserve(1000, 1000)
+    await server.treasury.close()
+
+
+async def test_rates_go_on_through_an_outage_and_are_owed_afterwards(database: Database) -> None:
+    server = Server(database, {"tpm": 6000})
+    await server.reserve()
+    (meter,) = server.meters
+    want = meter.draw(server.now())
+    del want
+    meter.lost(None, 2, server.now())  # type: ignore[arg-type]
+    later = Now(server.now().monotonic + 30, NOON)
+    meter.fits(1, later)
+    assert meter.free >= 1500 - 200, "half the rate, for two servers"
+    owed = meter.draw(later)
+    assert owed is not None
+    assert owed.forced
+    assert owed.want == pytest.approx(1500, abs=5)
+    await server.kill()
+
+
+async def test_limits_set_in_the_database_are_followed(database: Database) -> None:
+    server = Server(database, {})
+    watcher = Watcher(server.bank, server.quotas.set_limits)
+    assert server.quotas.request(Principal("key:ci", "ci", Role.USER)) is None
+    subject = (Level.KEY, "key:ci")
+    ten = parse_limits({"tokens_per_day": 10})
+    await database.write(lambda c: stored.set_limits(c, subject, ten))
+    await watcher.look()
+    (await server.reserve(10, 0)).settle(10, 0, 0)
+    await refused(server, 1)
+    more = parse_limits({"tokens_per_day": 15})
+    await database.write(lambda c: stored.set_limits(c, subject, more))
+    await watcher.look()
+    (await server.reserve(5, 0)).settle(5, 0, 0)
+    await refused(server, 1)
+    await server.treasury.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_servers_kills_and_outages_never_exceed(database: Database, seed: int) -> None:
+    """Three servers share a day, a month of money and places; they are killed and replaced, the
+    database fails before and after it commits, requests end in every way."""
+    rng = random.Random(seed)
+    limit = 20_000
+    limits: dict[str, object] = {"tokens_per_day": limit, "concurrent_requests": 12}
+    servers = [Server(database, limits) for _ in range(3)]
+    used = 0
+    for step in range(250):
+        server = servers[step % 3]
+        server.bank.fail = rng.choice(("",) * 8 + ("before", "after"))
+        action = rng.random()
+        if action < 0.6:
+            try:
+                await server.reserve(rng.randrange(1, 100), rng.randrange(1, 200))
+            except Rejection as error:
+                assert error.problem.status in (429, 503)
+        elif action < 0.97 and server.live:
+            held = server.live.pop(rng.randrange(len(server.live)))
+            most = held._reservation._cost
+            tokens = rng.randrange(most.most + 1)
+            if rng.random() < 0.2:
+                held.release()
+            else:
+                held.settle(most.prompt, 0, tokens)
+                used += most.prompt + tokens
+        elif action > 0.98:
+            await server.kill()
+            used += sum(
+                h._reservation._cost.prompt + h._reservation._cost.most for h in server.live
+            )
+            servers[step % 3] = Server(database, limits)
+        assert used <= limit
+    for server in servers:
+        server.bank.fail = ""
+        for held in server.live:
+            used += held._reservation._cost.prompt
+            held.settle(held._reservation._cost.prompt, 0, 0)
+        await server.treasury.close()
+        assert server.quotas.ledger.open == 0
+    assert used <= limit
