@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from tidemill import LLM, SamplingParams, TidemillError
+from tidemill.offline.outputs import Completion
 
 MESSAGES = [{"role": "user", "content": "Tell me a story about a boat."}]
 
@@ -153,3 +155,51 @@ def test_seeds_are_signed(llm: LLM) -> None:
         for seed in (-1, -1, 1, -(2**63), 2**63 - 1)
     ]
     assert texts[0] == texts[1] and len(set(texts)) == 4
+
+
+def test_beam_search_gives_its_best_outputs(llm: LLM) -> None:
+    params = SamplingParams(beam_width=4, n=3, max_tokens=12, logprobs=0, length_penalty=0.0)
+    [found] = llm.generate("The tide", params)
+    assert len({o.text for o in found.outputs}) == 3
+    sums = [sum(lp.logprob for lp in o.logprobs or ()) for o in found.outputs]
+    assert sums == sorted(sums, reverse=True)
+    [greedy] = llm.generate("The tide", _greedy(max_tokens=12, ignore_eos=False, logprobs=0))
+    assert sums[0] >= sum(lp.logprob for lp in greedy.outputs[0].logprobs or ()) - 1e-4
+    # What the model's makers recommend for sampling does not apply; a maximum is chosen.
+    [unbounded] = llm.chat(MESSAGES, SamplingParams(beam_width=2))
+    assert unbounded.outputs[0].finish_reason and unbounded.sampling.temperature == 1.0
+
+
+def test_beam_search_under_a_grammar(llm: LLM) -> None:
+    params = SamplingParams(beam_width=4, n=2, max_tokens=30)
+    [found] = llm.generate("The sea is ", params, guided_regex="(deep|blue|wide) and (old|cold)")
+    texts = [output.text for output in found.outputs]
+    assert len({tuple(output.token_ids) for output in found.outputs}) == 2
+    assert all(re.fullmatch("(deep|blue|wide) and (old|cold)", text) for text in texts)
+    assert [output.finish_reason for output in found.outputs] == ["stop", "stop"]
+    with pytest.raises(TidemillError, match="only 1 different") as caught:
+        llm.generate(
+            "Yes? ", SamplingParams(beam_width=4, n=4, max_tokens=9), guided_regex="yes|no"
+        )
+    assert caught.value.param == "n"
+
+
+def test_best_of_gives_the_likeliest(llm: LLM) -> None:
+    params = {"temperature": 1.5, "seed": 3, "max_tokens": 10, "ignore_eos": True}
+    [every] = llm.generate("The tide", SamplingParams(**params, n=6, logprobs=0))
+
+    def mean(output: Completion) -> float:
+        assert output.logprobs is not None
+        return sum(lp.logprob for lp in output.logprobs) / len(output.token_ids)
+
+    best = sorted(every.outputs, key=mean, reverse=True)[:2]
+    for logprobs in (None, 0):
+        [found] = llm.generate(
+            "The tide", SamplingParams(**params, n=2, best_of=6, logprobs=logprobs)
+        )
+        assert [o.text for o in found.outputs] == [o.text for o in best]
+        assert [o.token_ids for o in found.outputs] == [o.token_ids for o in best]
+        assert [o.index for o in found.outputs] == [0, 1]
+        assert (found.outputs[0].logprobs is None) == (logprobs is None)
+    with pytest.raises(TidemillError, match="known at the end"):
+        llm.stream("The tide", SamplingParams(best_of=2))

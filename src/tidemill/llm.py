@@ -245,6 +245,8 @@ class LLM:
             prepared = self._continuation(prompt, sampling, OutputRequest(), None)
         if sampling.n != 1:
             raise bad_request("n", "stream gives one answer; use generate for several")
+        if sampling.chosen:
+            raise bad_request("best_of", "the best answer is known at the end; use generate")
         return self._parts(prepared)
 
     def embed(
@@ -372,7 +374,7 @@ class LLM:
             request.request_id: Running(prepared, self.tokenizer)
             for request, prepared in zip(requests, batch, strict=True)
         }
-        with _Bar(sum(r.sampling.n for r in requests), progress) as bar:
+        with _Bar(sum(request.sampling.n for request in requests), progress) as bar:
             for output in self._engine.run(requests):
                 self._take(running[output.request_id], output)
                 if output.finish_reason is not None:

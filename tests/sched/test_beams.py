@@ -47,7 +47,7 @@ def beams(name: str, length: int = 9, max_tokens: int = 12, **options: object) -
 def check(machine: Machine, *requests: EngineRequest) -> None:
     for one in requests:
         s = one.sampling
-        if s.beam_width:
+        if s.beam_search:
             want = searched(one)
         else:
             assert s.max_tokens is not None

@@ -76,7 +76,7 @@ class SamplingParams(
         repetition_detection: ends an output that repeats itself; None: nothing does.
         best_of: so many choices are sampled, and the `n` with the highest mean logprob are the
             output, best first; None: as many as `n`.
-        beam_width: above 0: beam search with so many beams instead of sampling, as transformers'
+        beam_width: above 1: beam search with so many beams instead of sampling, as transformers'
             `num_beams` (`sched.beam_search`); the output are the `n` best hypotheses, best first.
             Of the parameters above, those that change or ban logits apply (to the log-softmax, as
             in transformers), those that only choose among tokens do not and must be left out.
@@ -107,7 +107,7 @@ class SamplingParams(
     spaces_between_special_tokens: bool = True
     repetition_detection: RepetitionDetection | None = None
     best_of: int | None = None
-    beam_width: int = 0
+    beam_width: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
 
@@ -130,6 +130,8 @@ class SamplingParams(
             defaults: what the model's makers recommend.
         """
         left_out = {k: v for k, v in NEUTRAL.items() if getattr(self, k) is None}
+        if self.beam_search:  # others choose among tokens
+            defaults = {k: v for k, v in defaults.items() if k == "repetition_penalty"}
         return self.with_values({k: defaults.get(k, v) for k, v in left_out.items()})
 
     def with_values(self, values: Mapping[str, Any]) -> SamplingParams:
@@ -147,9 +149,24 @@ class SamplingParams(
         return self.temperature == 0.0
 
     @property
+    def beam_search(self) -> bool:
+        """True for beam search instead of sampling."""
+        return self.beam_width > 1
+
+    @property
+    def chosen(self) -> bool:
+        """True where more choices are sampled than output (`best_of`)."""
+        return self.best_of is not None and self.best_of > self.n and not self.beam_search
+
+    @property
+    def outputs(self) -> int:
+        """Choices that the engine outputs for one prompt."""
+        return self.n if self.beam_search else self.best_of or self.n
+
+    @property
     def width(self) -> int:
         """Sequences that are computed for one prompt."""
-        return self.beam_width or self.best_of or self.n
+        return self.beam_width if self.beam_search else self.best_of or self.n
 
     @property
     def penalized(self) -> bool:
@@ -179,7 +196,7 @@ class SamplingParams(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
             )
         self._validate_stops()
-        if self.beam_width or self.best_of is not None:
+        if self.beam_search or self.best_of is not None:
             self._validate_width()
         self.check_token_ids(vocab_size or _INT32_MAX)
         return self
@@ -196,21 +213,22 @@ class SamplingParams(
                 )
 
     def _validate_width(self) -> None:
-        name, most = ("beam_width", MAX_BEAMS) if self.beam_width else ("best_of", MAX_CHOICES)
-        if self.beam_width and self.best_of not in (None, self.beam_width):
-            raise bad_request("best_of", "best_of and beam_width exclude each other; send one")
+        name, most = ("beam_width", MAX_BEAMS) if self.beam_search else ("best_of", MAX_CHOICES)
+        if self.beam_search and self.best_of not in (None, self.beam_width):
+            raise bad_request("best_of", "best_of and beam_width contradict each other; send one")
         if not self.n <= self.width <= most:
             raise bad_request(
                 name, f"{name} must be between n ({self.n}) and {most}, got {self.width}"
             )
-        if self.beam_width:
-            for field, neutral in _UNUSED_BY_BEAMS.items():
-                if getattr(self, field) not in neutral:
-                    raise bad_request(
-                        field,
-                        f"{field} has no effect in a beam search, which samples nothing; leave it "
-                        "out",
-                    )
+        if not self.beam_search:
+            return
+        for field, neutral in _UNUSED_BY_BEAMS.items():
+            if getattr(self, field) not in neutral:
+                raise bad_request(
+                    field,
+                    f"{field} has no effect with a beam_width above 1: a beam search samples "
+                    f"nothing; leave {field} out",
+                )
 
     def check_token_ids(self, vocab_size: int) -> None:
         """Raise unless every token id is below `vocab_size`.
@@ -300,7 +318,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "min_tokens": (0, _INT32_MAX),
     "n": (1, MAX_CHOICES),
     "best_of": (1, MAX_CHOICES),
-    "beam_width": (0, MAX_BEAMS),
+    "beam_width": (1, MAX_BEAMS),
     "length_penalty": (-10.0, 10.0),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),

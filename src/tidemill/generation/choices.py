@@ -84,6 +84,64 @@ class _Choice:
     done: bool = False
 
 
+class _BestOf:
+    """`best_of`: holds the choices of one prompt back until all have ended; those with the highest
+    mean logprob are the output.
+
+    Args:
+        computed: how many choices are sampled.
+        n: how many of them are the output.
+        base: index of the first of these over all prompts.
+    """
+
+    def __init__(self, computed: int, n: int, base: int) -> None:
+        self._held: list[list[ChoiceDelta]] = [[] for _ in range(computed)]
+        self._sums = [0.0] * computed
+        self._tokens = [0] * computed
+        self._n, self._base = n, base
+        self._open = computed
+        self.order: list[int] = []
+        """The output's choices, best first, once all have ended."""
+
+    def count(self, choice: int, logprobs: list[float]) -> None:
+        """Add the logprobs of a choice's new tokens."""
+        self._sums[choice] += sum(logprobs)
+        self._tokens[choice] += len(logprobs)
+
+    def mean(self, choice: int) -> float:
+        """Mean logprob of a choice's tokens; of none, 0."""
+        return self._sums[choice] / max(1, self._tokens[choice])
+
+    def add(self, choice: int, delta: ChoiceDelta) -> list[ChoiceDelta]:
+        """Hold a delta; the whole output, one delta a choice, when it is the last."""
+        self._held[choice].append(delta)
+        self._open -= delta.finish is not None
+        if self._open:
+            return []
+        ranked = sorted(range(len(self._held)), key=lambda i: (-self.mean(i), i))
+        self.order = ranked[: self._n]
+        return [_joined(self._held[c], self._base + i) for i, c in enumerate(self.order)]
+
+
+def _joined(deltas: list[ChoiceDelta], index: int) -> ChoiceDelta:
+    """All deltas of a choice as one."""
+    first, last = deltas[0], deltas[-1]
+    answer = AnswerDelta.joined(delta.answer() for delta in deltas)
+    return msgspec.structs.replace(
+        last,
+        index=index,
+        text=answer.content,
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        reasoning=answer.reasoning,
+        calls=answer.calls,
+        errors=answer.errors,
+        parts=answer.parts,
+        pieces=tuple(piece for delta in deltas for piece in delta.pieces),
+        first=True,
+        prompt_logprobs=first.prompt_logprobs,
+    )
+
+
 class PromptChoices:
     """The choices of one prompt of a request.
 
@@ -103,7 +161,12 @@ class PromptChoices:
         self.cached_tokens = 0
         self._sampling: SamplingParams = prepared.sampling[prompt]
         self._free = prepared.rules.program.free
-        self._base = prompt * self._sampling.n
+        computed = self._sampling.outputs
+        self._base = prompt * computed
+        self._tracked = self._sampling.logprobs is not None
+        self._best = None
+        if self._sampling.chosen:
+            self._best = _BestOf(computed, self._sampling.n, prompt * self._sampling.n)
         self._cached: int | None = None
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         rules, sampling = prepared.rules, self._sampling
@@ -124,11 +187,11 @@ class PromptChoices:
                     stop=stops,
                     min_tokens=sampling.min_tokens,
                     at_start=prepared.at_start,
-                    track=sampling.logprobs is not None,
+                    track=self._tracked,
                 ),
                 None if repetition is None else RepetitionFinder(repetition, sampling.min_tokens),
             )
-            for _ in range(sampling.n)
+            for _ in range(computed)
         ]
 
     @property
@@ -151,15 +214,26 @@ class PromptChoices:
         return [c.text.tokens for c in self._choices if c.done]
 
     def reasoning_of(self, choice: int) -> int:
-        """Tokens of one choice's thinking."""
-        return self._choices[choice].text.reasoning_tokens
+        """Tokens of the thinking of one of the output's choices."""
+        return self._computed(choice).text.reasoning_tokens
 
     def stop_string_of(self, choice: int) -> str | None:
-        """The stop string that ended one choice."""
-        return self._choices[choice].text.stop_string
+        """The stop string that ended one of the output's choices."""
+        return self._computed(choice).text.stop_string
+
+    def _computed(self, choice: int) -> _Choice:
+        return self._choices[choice if self._best is None else self._best.order[choice]]
+
+    def output(self, delta: ChoiceDelta) -> list[ChoiceDelta]:
+        """What a delta of `take` adds to the output: itself, or, of `best_of` choices, nothing
+        before all have ended, and then the best ones whole."""
+        if self._best is None:
+            return [delta]
+        return self._best.add(delta.index - self._base, delta)
 
     def take(self, output: ChoiceOutput) -> ChoiceDelta | None:
-        """Process one output; None when the choice has already ended here (surplus).
+        """Process one output; None when the choice has already ended here (surplus). Its index
+        counts the computed choices; see `output`.
 
         Raises:
             TidemillError: the engine's error.
@@ -194,6 +268,8 @@ class PromptChoices:
         finish = None if ended is None else ended.value
         if ended is FinishReason.STOP and text.calls:
             finish = TOOL_CALLS
+        if self._best is not None and output.logprobs is not None:
+            self._best.count(output.choice, [lp.logprob for lp in output.logprobs[:taken]])
         first, choice.started = not choice.started, True
         choice.done = finish is not None
         return ChoiceDelta(
@@ -204,7 +280,7 @@ class PromptChoices:
             calls=found.calls,
             errors=found.errors,
             parts=found.parts,
-            pieces=_pieces(text, before, output.logprobs),
+            pieces=_pieces(text, before, output.logprobs if self._tracked else None),
             first=first,
             prompt_logprobs=self._prompt_logprobs if first else None,
             finish=finish,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tidemill.base.errors import bad_request, unsupported
+from tidemill.contract.beams import longest_beam
 from tidemill.contract.program import OutputProgram
 from tidemill.contract.request import EngineRequest, Pooling
 from tidemill.contract.resolve import ContextLengthError, check_input, check_prompt, resolve
@@ -82,11 +83,15 @@ class Prepared:
         self, prompt: int, request_id: str, *, max_queue_time: float | None = None
     ) -> EngineRequest:
         """The request to the engine for one of the prompts."""
-        request = self.request
+        request, sampling = self.request, self.sampling[prompt]
+        if sampling.chosen:  # by the mean logprob
+            sampling = sampling.with_values(
+                {"n": sampling.best_of, "logprobs": sampling.logprobs or 0}
+            )
         return engine_request(
             request_id,
             self.prompts[prompt],
-            self.sampling[prompt],
+            sampling,
             request.caller,
             request.arrival,
             place=prompt,
@@ -170,7 +175,7 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
         # A seed in the request applies to every prompt, as in separate requests. Drawn seeds
         # differ, so that equal prompts of one request do not get equal answers.
         resolve(
-            _bounded(sampling, size - len(prompt), request),
+            _bounded(model, sampling, len(prompt), size, request),
             prompt_tokens=len(prompt),
             max_model_len=size,
             vocab_size=model.info.vocab_size,
@@ -267,10 +272,18 @@ def bounded_context(model: Model, asked: int | None, name: str) -> int:
     return asked
 
 
-def _bounded(sampling: SamplingParams, room: int, request: GenerateRequest) -> SamplingParams:
-    """The parameters with a `max_tokens` that fits, where the context may end the output."""
+def _bounded(
+    model: Model, sampling: SamplingParams, prompt: int, size: int, request: GenerateRequest
+) -> SamplingParams:
+    """The parameters with a `max_tokens` that fits, where the context may end the output, or the
+    cache that of a beam search."""
     most = sampling.max_tokens
-    if not request.ends_with_context or most is None or most <= room:
+    if most is None and sampling.beam_search:
+        info = model.info
+        shared = prompt if info.recurrent_sequences is None else 0
+        longest = longest_beam(info.block_size, info.num_blocks, sampling.beam_width, shared)
+        return sampling.with_values({"max_tokens": max(1, min(size, longest) - prompt)})
+    if not request.ends_with_context or most is None or most <= size - prompt:
         return sampling
     return sampling.with_values({"max_tokens": None})
 

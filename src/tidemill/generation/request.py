@@ -190,6 +190,11 @@ class GenerateRequest:
         return self.num_prompts * self.sampling.n
 
     @property
+    def num_computed(self) -> int:
+        """Sequences that are computed for them."""
+        return self.num_prompts * self.sampling.width
+
+    @property
     def continued(self) -> bool:
         """The output continues the conversation's final message."""
         return bool(self.prompt_options.continue_final_message)

@@ -133,8 +133,12 @@ class Running:
             TidemillError: the engine's error.
         """
         delta = self._choices.take(output)
-        if delta is None:
-            return None
+        if delta is not None:
+            for shown in self._choices.output(delta):
+                self._add(shown)
+        return delta
+
+    def _add(self, delta: ChoiceDelta) -> None:
         completion = self.output.outputs[delta.index]
         self.output.cached_tokens = self._choices.cached_tokens
         if delta.prompt_logprobs is not None:
@@ -153,4 +157,3 @@ class Running:
         if delta.finish is not None:
             completion.finish_reason = delta.finish
             completion.stop_string = self._choices.stop_string_of(delta.index)
-        return delta

@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import insort
 
 from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.beams import beam_blocks
 from tidemill.contract.request import (
     ChoiceOutput,
     EngineRequest,
@@ -24,7 +25,6 @@ from tidemill.contract.request import (
     Status,
     TokenLogprob,
 )
-from tidemill.memory.lease import KVMemory
 from tidemill.sched.beam_search import BeamSearch, Offer
 from tidemill.sched.commit import finish_reason_at
 from tidemill.sched.constraint import Constraint
@@ -38,12 +38,6 @@ from tidemill.sched.sequence import (
     TokenChain,
 )
 from tidemill.sched.state import State, common
-
-
-def blocks_needed(memory: KVMemory, width: int, prompt: int, known: int) -> int:
-    """Blocks (per group) of `width` beams of so many tokens that share the prompt alone."""
-    shared = 0 if memory.recurrent else prompt // memory.block_size
-    return shared + width * (memory.blocks_for(known) - shared)
 
 
 def open_group(state: State, owner: RequestState) -> None:
@@ -317,8 +311,9 @@ def too_large(state: State, request: EngineRequest, max_len: int) -> str | None:
         return (
             f"beam_width ({width}) exceeds the {state.limits.max_num_seqs} sequences that may run"
         )
-    prompt = len(request.prompt_token_ids)
-    need = blocks_needed(memory, width, prompt, max_len) * memory.block_size
+    # A preempted recurrent model computes each beam from the start again.
+    shared = 0 if memory.recurrent else len(request.prompt_token_ids)
+    need = beam_blocks(memory.block_size, width, shared, max_len) * memory.block_size
     if need <= memory.capacity_tokens:
         return None
     return (

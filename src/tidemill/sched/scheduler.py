@@ -214,7 +214,7 @@ class Scheduler:
                 f"the prompt has {len(prompt)} tokens; with at least one token of output that "
                 f"exceeds the context of {self.max_len} tokens; shorten the prompt",
             )
-        if sampling.beam_width:
+        if sampling.beam_search:
             longest = len(prompt) + (sampling.max_tokens or self.max_len)
             if why := beams.too_large(self._state, request, min(self.max_len, longest)):
                 raise bad_request("beam_width", why)
@@ -263,7 +263,7 @@ class Scheduler:
         room = self.max_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         if request.pooling is not None:
             room = len(prompt) + 1  # never reached: a pooled request samples nothing
-        searched = sampling.beam_width > 0
+        searched = sampling.beam_search
         for choice in range(1 if searched else sampling.n):
             resumed = request.resume[choice] if request.resume and not searched else ()
             owner.choices.append(

@@ -74,8 +74,13 @@ class AnswerDelta:
         return self.parts or (self,)
 
     def __add__(self, later: AnswerDelta) -> AnswerDelta:
+        return AnswerDelta.joined((self, later))
+
+    @staticmethod
+    def joined(deltas: Iterable[AnswerDelta]) -> AnswerDelta:
+        """One delta of several, in order."""
         gathered = _DeltaBuilder()
-        for part in (self, later):
+        for part in deltas:
             gathered.content.append(part.content)
             gathered.reasoning.append(part.reasoning)
             gathered.errors += part.errors

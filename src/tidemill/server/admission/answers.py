@@ -50,7 +50,7 @@ def answer_size(
     fixed = ENTRY_BYTES * scored * tokens
     most = params.n * fixed
     if not streamed:
-        most += per_token * sum(s.n * (s.max_tokens or 0) for s in sampling)
+        most += per_token * sum(s.outputs * (s.max_tokens or 0) for s in sampling)
     return AnswerSize(most, fixed, 0 if streamed else TEXT_BYTES + per_token)
 
 

@@ -224,8 +224,9 @@ class Admission:
         for i, part in enumerate(held):
             tokens[i] -= part.shared_tokens
         parts = [
-            _Part(t, s.n, self._lengths.expected(caller.client, s.max_tokens or 1), 0.0, s.n)
+            _Part(t, width, self._lengths.expected(caller.client, s.max_tokens or 1), 0.0, width)
             for t, s in zip(tokens, sampling, strict=True)
+            for width in (s.width,)
         ]
         choices = sum(part.choices for part in parts)
         if choices > self._choices.bound:

@@ -34,6 +34,8 @@ _COUNTS = {
 _VALUES = {
     "n": "max_n",
     "best_of": "max_n",
+    "beam_width": "max_n",
+    "num_beams": "max_n",
     "logprobs": "max_logprobs",
     "top_logprobs": "max_logprobs",
 }

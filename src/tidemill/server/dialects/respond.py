@@ -67,7 +67,7 @@ class GeneratedAnswer(Response):
     ) -> None:
         super().__init__()
         context.host.find(model)  # a wrong name fails before anything else
-        context.shared.check_choices(asked.num_choices)  # before the work of so many
+        context.shared.check_choices(asked.num_computed)  # before the work of so many
         request.state.operation, request.state.streamed = Operation.GENERATE, framing is not None
         self._context = context
         self._request = request

@@ -7,7 +7,7 @@ in every dialect that uses these names. Dialects with names of their own have a 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from tidemill.contract.repetition import RepetitionDetection
 from tidemill.server.dialects.fields import Fields, Neutral
@@ -52,6 +52,10 @@ class SamplingFields(Body, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     repetition_detection: RepetitionFields | None = None
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
 
 SAMPLING_FIELDS = SamplingFields.__struct_fields__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tidemill.base.errors import bad_request
 from tidemill.generation.prepare import prepare
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.host.generation import EngineGeneration, Generation
@@ -33,6 +34,10 @@ async def begin_generation(
     Raises:
         TidemillError: kind BAD_REQUEST or UNSUPPORTED, naming the field.
     """
+    if streamed and asked.sampling.chosen:
+        raise bad_request(
+            "best_of", "best_of above n cannot be streamed: the best answers are known at the end"
+        )
     if model.watch is not None:
         model.watch.asked = asked
     if model.pipeline is not None:

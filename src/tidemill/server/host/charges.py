@@ -34,10 +34,10 @@ async def reserve_generation(model: ServedModel, prepared: Prepared) -> Reservat
         stated = asked.sampling.max_tokens is not None
         for sampling in prepared.sampling:
             tokens = sampling.max_tokens or 1
-            most += sampling.n * tokens
+            most += sampling.width * tokens
             if not stated:
                 tokens = model.admission.expected_tokens(asked.caller, tokens)
-            expected += sampling.n * tokens
+            expected += sampling.width * tokens
     return await quota.reserve(model.info.model, prepared.prompt_tokens, expected, most)
 
 

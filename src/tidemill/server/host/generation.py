@@ -23,6 +23,9 @@ _ENDED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 # run in between.
 MAX_BATCH = 64
 
+MANY_TOKENS = 256
+"""Of one output, after which other tasks run."""
+
 
 class Generation(Protocol):
     """The answer to one request as it is made, by an engine or by a pipeline."""
@@ -106,7 +109,7 @@ class EngineGeneration:
         count = len(prepared.prompts)
         self._ids = [request_id] if count == 1 else [f"{request_id}-{i}" for i in range(count)]
         self._prompts: list[PromptChoices] = []  # made once they are admitted
-        self._open = self.num_choices
+        self._open = sum(sampling.outputs for sampling in prepared.sampling)
         self._size = answer_size(prepared.prompts, prepared.sampling, streamed=streamed)
         check_answer(self._size, prepared.sampling[0], max_answer_bytes, streamed=streamed)
 
@@ -165,14 +168,14 @@ class EngineGeneration:
         reason = FinishReason.CANCELLED.value
         try:
             streams = await self._submit_all()
-            async with aclosing(_merge(streams, batched=self.num_choices > 1)) as merged:
+            async with aclosing(_merge(streams, batched=self._open > 1)) as merged:
                 async for outputs in merged:
                     deltas: list[ChoiceDelta] = []
                     for prompt, output in outputs:
                         delta = self._take(prompt, output)
                         if delta is None:
                             continue
-                        deltas.append(delta)
+                        deltas += self._prompts[prompt].output(delta)
                         count = len(delta.token_ids)
                         observer.tokens(delta.index, count)
                         ticket.progress(prompt, count)
@@ -180,6 +183,8 @@ class EngineGeneration:
                         if delta.finish is not None:
                             ticket.end_choice(prompt)
                         reason = delta.finish or reason
+                        if count > MANY_TOKENS:  # a whole beam
+                            await asyncio.sleep(0)
                     if deltas:
                         yield deltas
                     if self.finished:

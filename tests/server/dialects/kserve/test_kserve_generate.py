@@ -76,7 +76,7 @@ def test_refusals_and_failures_have_the_shape(url: str, engine: ScriptedEngine) 
         ("generate", {"top_k": 3, "parameters": {"top_k": 4}}, "top_k"),
         ("generate", {"text_input": ""}, "text_input"),
         ("generate", {"dimensions": 4}, "dimensions"),
-        ("generate", {"beam_width": 4}, "beam_width"),
+        ("generate", {"beam_width": 4, "temperature": 0.7}, "temperature"),
         ("generate", {"image": "x"}, "image"),
     ):
         refused = _post(url, verb, **body)

@@ -101,7 +101,7 @@ TEXT_ONLY: dict[str, list[Any]] = {
     ],
     "logprobs": [True, -1, 21, "1", 1.5],
     "suffix": ["x", 1],
-    "best_of": [2, 0, "1", True],
+    "best_of": [-1, 0, "1", True],
     "messages": [[{"role": "user", "content": "x"}]],
     "max_completion_tokens": [5],
     "top_logprobs": [1],

@@ -51,7 +51,6 @@ class KserveOptions(SamplingFields, kw_only=True):
         "random_seed": Alias("seed"),
         "stop_words": Alias("stop"),
         "bad_words": Neutral(("", []), feature="bad words"),
-        "beam_width": Neutral((1,), feature="beam search"),
         "return_log_probs": Neutral(
             (False,), feature="logprobs here", instead="use /v1/completions"
         ),

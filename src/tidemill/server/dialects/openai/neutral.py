@@ -79,12 +79,9 @@ _SAMPLERS: Fields = {
         shown='["penalties", "temperature", then "top_k", "top_p" and "min_p" in any order]',
         feature="another order of samplers",
     ),
-    "use_beam_search": Neutral((False,), feature="beam search"),
-    "num_beams": Neutral((1,), feature="beam search"),
-    "num_beam_groups": Neutral((1,), feature="beam search"),
-    "length_penalty": Neutral((1,), feature="beam search"),
-    "diversity_penalty": Neutral((0,), feature="beam search"),
-    "early_stopping": Neutral((False,), feature="beam search"),
+    "num_beams": Alias("beam_width"),
+    "num_beam_groups": Neutral((1,), feature="diverse beam search"),
+    "diversity_penalty": Neutral((0,), feature="diverse beam search"),
     "penalty_alpha": Neutral((0,), feature="contrastive search"),
     "guidance_scale": Neutral((1,), feature="classifier-free guidance"),
     "negative_prompt": Neutral(("",), feature="classifier-free guidance"),
@@ -301,7 +298,6 @@ CHAT: Fields = {
         feature="system texts by this name", instead="send a message of the role system"
     ),
     "format": Neutral(feature="formats by this name", instead="send response_format"),
-    "best_of": Neutral((1,), feature="best_of in a chat"),
     "suffix": Neutral(("",), feature="fill in the middle", instead="send it to /v1/completions"),
     "chat_template": Neutral(
         feature="chat templates of requests", instead="the server's is --chat-template"

@@ -221,6 +221,7 @@ class Generation(SamplingFields, kw_only=True):
             several servers (`text.constraints`); at most one of them.
         timeout: an extension: seconds until the request expires.
         keep_alive: an extension: how long the model stays loaded after the request.
+        use_beam_search: beam search with `beam_width`, else `best_of`, else `n` beams, as in vLLM.
         truncate_prompt_tokens: only the last so many tokens of each prompt are used; -1: as many as
             fit. The answer names the prompts that were cut in `truncated`.
         truncation_length: the same for prompt and `max_tokens` together, as text-generation-webui
@@ -242,6 +243,7 @@ class Generation(SamplingFields, kw_only=True):
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: LogitBias = None
+    use_beam_search: bool | None = None
     truncate_prompt_tokens: Annotated[int, checked(_check_truncation)] | None = None
     truncation_length: Annotated[int, checked(_check_positive)] | None = None
     truncation_side: Literal["left", "right"] | None = None
@@ -337,7 +339,6 @@ class CompletionRequest(Answered, kw_only=True):
     prompt: Prompt
     suffix: str | None = None
     logprobs: int | None = None
-    best_of: int | None = None
 
 
 class TokenizeRequest(Body, kw_only=True):

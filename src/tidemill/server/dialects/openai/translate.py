@@ -65,8 +65,6 @@ def completion_request(
     body: schema.CompletionRequest, sources: Sequence[Source], caller: Caller, arrival: float
 ) -> GenerateRequest:
     """The request of prompts that are continued; see `chat_request`."""
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise bad_request("best_of", "this server does not support best_of unless it equals n")
     _check_suffix(body)
     scored = body.max_tokens == 0  # only the prompt is scored; a step samples one token in any case
     sampling = sampling_of(
@@ -180,6 +178,8 @@ def sampling_of(
 ) -> SamplingParams:
     """The request's parameters; the model's defaults fill in absent ones later."""
     values = sampling_values(request)
+    if request.use_beam_search:
+        _search(values)
     stop = request.stop or ()
     values["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
     values["stop_token_ids"] = tuple(request.stop_token_ids or ())
@@ -187,6 +187,16 @@ def sampling_of(
     return SamplingParams(
         **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs
     )
+
+
+def _search(values: dict[str, Any]) -> None:
+    """Make the parameters those of a beam search: `use_beam_search`."""
+    width = values.get("beam_width") or values.pop("best_of", None) or values.get("n", 1)
+    values["beam_width"] = width
+    if width == 1:  # greedy, as in transformers
+        if values.get("temperature", 0.0) not in (0.0, 1.0):
+            raise bad_request("temperature", "temperature has no effect with use_beam_search")
+        values["temperature"] = 0.0
 
 
 def _prompt_logprobs(body: schema.CompletionRequest) -> int | None:

@@ -41,7 +41,6 @@ REQUEST: Fields = {
         shown='{"completion_window": "soonest"}',
         feature="a time in which background responses start",
     ),
-    "best_of": Neutral((1,), feature="several choices here"),
     "n": Neutral((1,)),
     "include": Neutral(([],)),
     "metadata": Neutral(({},)),
