@@ -300,7 +300,9 @@ def _too_few(count: int) -> RequestError:
     if not count:
         text = "the output constraint leaves no token for any beam"
         return RequestError(ErrorKind.BAD_REQUEST, text, None)
-    text = f"the constraint on the output leaves only {count} different outputs; n must not exceed"
+    text = (
+        f"the constraint on the output leaves only {count} different output(s); n must not exceed"
+    )
     return RequestError(ErrorKind.BAD_REQUEST, f"{text} that", "n")
 
 
