@@ -12,12 +12,12 @@ import httpx
 import pytest
 from helpers.real_server import RealServer
 
-from tidemill.server.records import spool_folder
 from tidemill.store.audit import sealed_with
 from tidemill.store.database import Database
 from tidemill.store.location import location_of
 from tidemill.store.recorder import drain_left
 from tidemill.store.sealing import open_sealer
+from tidemill.store.spool import spool_folder
 from tidemill.store.tables.usage import USAGE_HOURS
 from tidemill.store.verify import verify
 

@@ -37,6 +37,8 @@ _COMMANDS = {
     "tokenize": ("text", "tokenize"),
     "render": ("text", "render"),
     "packed": ("packed", "packed"),
+    "usage": ("usage", "usage"),
+    "audit": ("audit", "audit"),
     "config": ("config", "config"),
     "doctor": ("doctor", "doctor"),
 }

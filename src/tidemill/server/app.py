@@ -20,6 +20,7 @@ from tidemill.server.access.keys import Role
 from tidemill.server.access.security import Security
 from tidemill.server.admin import health, rollouts
 from tidemill.server.admin import models as admin_models
+from tidemill.server.admin import usage as admin_usage
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.anthropic.routes import ANTHROPIC
 from tidemill.server.dialects.cohere.embed import COHERE
@@ -81,6 +82,7 @@ def build_app(
         *health.ENDPOINTS,
         *admin_models.ENDPOINTS,
         *rollouts.ENDPOINTS,
+        *admin_usage.ENDPOINTS,
         Endpoint("GET", "/openapi.json", openapi),
     )
     document = cache(lambda: document_of(context.version, endpoints, dialects))

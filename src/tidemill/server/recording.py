@@ -152,7 +152,7 @@ class OpenRecord:
             duration=_microseconds(monotonic() - self._began),
             organisation=getattr(principal, "organisation", ""),
             team=getattr(principal, "team", ""),
-            key=getattr(principal, "key_id", ""),
+            key=_key_of(principal),
             user=getattr(principal, "user", ""),
             client="" if principal is None else principal.client_id,
             route=self._route,
@@ -182,6 +182,14 @@ def record_until(request: Request, background: Ends) -> None:
     record: OpenRecord | None = getattr(request.state, "record", None)
     if record is not None:
         background.on_end(record.hold())
+
+
+def _key_of(principal: Principal | None) -> str:
+    """Id of a key; of one in a key file its name, ``key:NAME``; empty where there are no keys."""
+    if principal is None:
+        return ""
+    client = principal.client_id
+    return getattr(principal, "key_id", "") or (client if client.startswith("key:") else "")
 
 
 def _outcome(measured: Measured | None, problem: Problem | None, status: int) -> Outcome:

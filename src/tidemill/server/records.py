@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,18 +13,12 @@ from tidemill.metrics.usage import UsageMetrics
 from tidemill.server.context import ServerContext
 from tidemill.server.recording import Recording
 from tidemill.store.recorder import Recorder
+from tidemill.store.spool import spool_folder
 
 if TYPE_CHECKING:
     from tidemill.store.database import Database
-    from tidemill.store.location import Location
 
 log = get_logger(__name__)
-
-
-def spool_folder(home: Path, location: Location) -> Path:
-    """Where the spools for a database are; those for another one are not its."""
-    name = hashlib.sha256(location.shown.encode()).hexdigest()[:12]
-    return home / "spool" / name
 
 
 def keep_records(context: ServerContext, home: Path, prices: Prices) -> Recorder:
@@ -41,10 +34,15 @@ def keep_records(context: ServerContext, home: Path, prices: Prices) -> Recorder
     recorder = Recorder(spool_folder(home, storage.location), storage.opened)
     recorder.gauges = UsageMetrics(context.metrics.registry, lambda: recorder.behind)
 
-    async def seal(_: Database) -> None:
+    async def begin(database: Database) -> None:
         await asyncio.to_thread(_use_key, home)
+        if prices:
+            from tidemill.store.settings import put
+            from tidemill.store.usage import CURRENCY
 
-    storage.on_open.insert(0, seal)
+            await database.write(lambda connection: put(connection, CURRENCY, prices.currency))
+
+    storage.on_open.insert(0, begin)
     context.recording = Recording(recorder.add, prices)
     context.recorder = recorder
     return recorder

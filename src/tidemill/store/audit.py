@@ -39,6 +39,11 @@ def seal_with(sealer: Sealer | None) -> None:
     _sealer = sealer
 
 
+def sealer() -> Sealer | None:
+    """The key of this process."""
+    return _sealer
+
+
 @contextmanager
 def sealed_with(sealer: Sealer | None) -> Iterator[None]:
     """`seal_with` for a while."""

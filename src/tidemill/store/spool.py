@@ -21,6 +21,7 @@ import secrets
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -28,6 +29,7 @@ from zlib import crc32
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import config_error
 from tidemill.base.log import get_logger
+from tidemill.store.location import Location
 
 log = get_logger(__name__)
 
@@ -226,6 +228,11 @@ class Spool:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def spool_folder(home: Path, location: Location) -> Path:
+    """Where the spools for a database are in `home`; those for another one are elsewhere."""
+    return home / "spool" / sha256(location.shown.encode()).hexdigest()[:12]
 
 
 def take_spool(base: Path, max_bytes: int = MAX_BYTES) -> Spool:

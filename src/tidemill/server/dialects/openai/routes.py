@@ -9,6 +9,7 @@ from tidemill.server.dialects.openai.batches import ENDPOINTS as BATCHES
 from tidemill.server.dialects.openai.errors import error_body
 from tidemill.server.dialects.openai.responses.routes import ENDPOINTS as RESPONSES
 from tidemill.server.dialects.openai.translate import prompt_text
+from tidemill.server.dialects.openai.usage import ENDPOINTS as USAGE
 
 _EVENTS = ("text/event-stream",)
 
@@ -45,6 +46,7 @@ OPENAI = Dialect(
         Endpoint("POST", "/score", rerank.score, schema.ScoreRequest),
         Endpoint("GET", "/v1/models", models.list_models),
         Endpoint("GET", "/v1/models/{model:path}", models.get_model),
+        *USAGE,
         Endpoint("POST", "/tokenize", token_routes.tokenize, schema.TokenizeRequest),
         Endpoint("POST", "/detokenize", token_routes.detokenize, schema.DetokenizeRequest),
     ),

@@ -1,0 +1,88 @@
+"""`tidemill audit verify` and `export`: the log of who did what."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tidemill.cli.database import DATABASE, with_database
+from tidemill.cli.declared import command, option
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from tidemill.store.verify import ChainReport
+
+audit = click.Group("audit", help="Check or export the log of administrative acts and requests.")
+
+
+def verify(
+    as_json: bool = option(False, "--json", help="A JSON document."),
+    database: str | None = DATABASE,
+) -> None:
+    """Check that no row of the audit log was changed, removed, moved or cut off.
+
+    Exits with 1 if one was, and names the first of each chain. The key is that of the servers:
+    TIDEMILL_SECRET or the file `secret` in TIDEMILL_HOME, or the file of TIDEMILL_AUDIT_KEY.
+    """
+    import json
+
+    from tidemill.store.audit import sealer
+    from tidemill.store.verify import verify as check
+
+    def work(connection: Connection) -> list[ChainReport]:
+        return list(check(connection, sealer()))
+
+    reports = with_database(database, lambda opened: opened.read(work))
+    faults = [report.fault for report in reports if report.fault is not None]
+    if as_json:
+        chains = [
+            {
+                "chain": report.chain,
+                "rows": report.rows,
+                "erased": report.erased,
+                "pruned": report.pruned,
+                "seals": report.seals,
+                "fault": None if report.fault is None else str(report.fault),
+            }
+            for report in reports
+        ]
+        click.echo(json.dumps({"valid": not faults, "chains": chains}, indent=2))
+    else:
+        for fault in faults:
+            click.echo(str(fault))
+        rows = sum(report.rows for report in reports)
+        whole = len(reports) - len(faults)
+        click.echo(f"{rows:,} rows; {whole} of {len(reports)} chains are whole", err=bool(faults))
+    if faults:
+        sys.exit(1)
+
+
+def export(
+    output: Path | None = option(None, "--output", "-o", help="A file; default: stdout."),
+    since: str | None = option(None, help="A date (UTC), or how long ago: 24h, 7d."),
+    database: str | None = DATABASE,
+) -> None:
+    """Write the audit log as JSON lines: rows, seals, and the chains' heads."""
+    from tidemill.store.report import time_of
+    from tidemill.store.verify import export as lines_of
+
+    start = 0 if since is None else time_of(since, "since") * 1000
+
+    def write(lines: Iterator[bytes]) -> None:
+        if output is None:
+            sys.stdout.buffer.writelines(lines)
+            sys.stdout.buffer.flush()
+            return
+        with output.open("wb") as file:
+            file.writelines(lines)
+
+    with_database(database, lambda opened: opened.read(lambda c: write(lines_of(c, start))))
+
+
+audit.add_command(command("verify", verify))
+audit.add_command(command("export", export))
