@@ -28,6 +28,7 @@ def serve(
     revision: str | None = options.REVISION,
     host: str = options.SERVER["host"],
     port: int = options.SERVER["port"],
+    grpc_port: int | None = options.SERVER["grpc_port"],
     served_name: tuple[str, ...] = option(
         (),
         "--served-name",
@@ -87,7 +88,7 @@ def serve(
     from tidemill.base.log import log_line, set_up_logging
     from tidemill.base.stderr import guard_stderr
     from tidemill.cli.deployments import deployment_inputs
-    from tidemill.cli.serving import named_models, say_line, serve_options
+    from tidemill.cli.serving import check_grpc, named_models, say_line, serve_options
     from tidemill.cli.source import DeployedModels
     from tidemill.deployment.security import KEY_VARIABLE
     from tidemill.server.run import serve as run_server
@@ -119,6 +120,8 @@ def serve(
     found = serve_options(deployment, say_line, source)
     # After the cheap checks and before loading: a port in use must fail at once.
     listener = bind(server.host, server.port)
+    if server.grpc_port is not None:
+        check_grpc(server.host, server.grpc_port)
     code = run_server(found, listener, say=say_line)
     if code:
         sys.exit(code)

@@ -104,6 +104,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         admission=deployment.admission,
         stall_timeout=server.stall_timeout,
         drain_timeout=server.drain_timeout,
+        grpc=None if server.grpc_port is None else (server.host, server.grpc_port),
         source=source,
         database=location_of(server.database, default_home()),
         home=default_home(),
@@ -111,6 +112,20 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         prices=deployment.prices,
         quotas=deployment.quotas,
     )
+
+
+def check_grpc(host: str, port: int) -> None:
+    """Raise CONFIG without the extra grpc, RESOURCE where the port is in use."""
+    from importlib.util import find_spec
+
+    from tidemill.base.errors import config_error
+    from tidemill.server.transport.listen import bind
+
+    if find_spec("grpc") is None or find_spec("google.protobuf") is None:
+        raise config_error(
+            "grpc-port", "--grpc-port needs the packages of an extra: pip install 'tidemill[grpc]'"
+        )
+    bind(host, port, "grpc-port").close()
 
 
 def pipeline_options(deployment: Deployment) -> list[PipelineOptions]:

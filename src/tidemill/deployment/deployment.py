@@ -25,6 +25,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
     """Settings of the server as a whole; `deployment.settings.SERVER` says what they mean.
 
     Attributes:
+        grpc_port: None: gRPC is not served.
         memory: bytes; None: from free memory.
         keep_alive: seconds; infinite for ever.
         stall_timeout, drain_timeout: seconds.
@@ -34,6 +35,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
 
     host: str
     port: int
+    grpc_port: int | None
     memory: int | None
     keep_alive: float
     stall_timeout: float

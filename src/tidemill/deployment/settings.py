@@ -96,6 +96,12 @@ SERVER = (
         Apply.SERVER,
     ),
     Setting(
+        *("grpc_port", kinds.integer(0, 65535), None),
+        "Port for the KServe protocol over gRPC, which needs the extra grpc; 0 takes a free one; "
+        "default: not served.",
+        Apply.SERVER,
+    ),
+    Setting(
         *("memory", kinds.size(), None),
         "Memory that all loaded models may use together, such as 24GiB; default: from free memory.",
         Apply.IN_PLACE,

@@ -30,6 +30,7 @@ from tidemill.server.transport.listen import url_of
 if TYPE_CHECKING:
     from tidemill.engine.supervisor import Recovery
     from tidemill.server.context import ServerContext
+    from tidemill.server.grpc.serve import GrpcServer
     from tidemill.server.host.engine_loader import EngineLoader, TextSide
     from tidemill.server.host.manager import ModelManager
     from tidemill.server.host.pipelines.options import PipelineOptions
@@ -72,6 +73,7 @@ class ServeOptions:
         stall_timeout: seconds without progress after which the engine is replaced.
         drain_timeout: seconds for requests in flight after the first signal; a second signal
             ends them at once.
+        grpc: address and port of the KServe protocol over gRPC; None: it is not served.
         source: where the models are described, so that they can change while the server runs.
         database: where keys, limits, usage and audit are kept; None: nowhere.
         home: ``TIDEMILL_HOME``, where requests are recorded before they are in the database; None:
@@ -93,6 +95,7 @@ class ServeOptions:
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     stall_timeout: float = 5.0
     drain_timeout: float = DRAIN_SECONDS
+    grpc: tuple[str, int] | None = None
     source: Source | None = None
     database: Location | None = None
     home: Path | None = None
@@ -143,6 +146,8 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         first = context.host.models[0]
         say(first.admission.describe())
         http = _Http(context, listener, options.security)
+        if options.grpc is not None:
+            say(await http.serve_grpc(context.limits, *options.grpc))
         seconds = monotonic() - started
         url = url_of(listener, tls=options.security.certificates is not None)
         say(f"serving {_listed(context.host.names)} on {url} after {seconds:.1f} s")
@@ -406,6 +411,8 @@ class _Http:
                 signal.SIGHUP, self._reload, security, manager
             )
         self._reloading: asyncio.Task[None] | None = None
+        self._security = security
+        self._grpc: GrpcServer | None = None
         self._server = make_http_server(
             context, drain_seconds=TERMINATION_SECONDS, security=security
         )
@@ -424,9 +431,20 @@ class _Http:
 
         self._reloading = asyncio.ensure_future(reload())
 
+    async def serve_grpc(self, limits: Limits, host: str, port: int) -> str:
+        """Serve the same application over gRPC as well; a line that says where."""
+        from tidemill.server.grpc.serve import GrpcServer
+
+        config, certificates = self._server.config, self._security.certificates
+        self._grpc = GrpcServer(config.app, limits, host, port, certificates)  # type: ignore[arg-type]
+        await self._grpc.start()
+        return f"serving the KServe protocol over gRPC on port {self._grpc.port} of {host}"
+
     async def stop(self) -> None:
         """Stop listening; answers in flight have `TERMINATION_SECONDS` to be written."""
         self._server.stop()
+        if self._grpc is not None:
+            await self._grpc.stop(TERMINATION_SECONDS)
         await self.task
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 from starlette.datastructures import MutableHeaders
@@ -11,7 +10,6 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, Ping, TextMessage
 
 from tidemill.server.errors import Rejection
-from tidemill.server.transport import websocket
 from tidemill.server.transport.websocket import (
     Code,
     Frame,
@@ -120,10 +118,3 @@ def test_what_is_no_handshake(change: dict[str, str], status: int) -> None:
     assert caught.value.problem.status == status
     same = {**HANDSHAKE, "origin": "http://127.0.0.1:1"}
     assert accept_headers(MutableHeaders(same).raw)
-
-
-def test_masking_is_its_own_inverse() -> None:
-    mask: Callable[[bytes, bytes], bytes] = websocket._masked
-    data = random.Random(1).randbytes(1001)
-    assert mask(mask(data, b"abcd"), b"abcd") == data
-    assert mask(data, b"abcd") == bytes(x ^ b"abcd"[i % 4] for i, x in enumerate(data))

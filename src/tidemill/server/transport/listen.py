@@ -15,14 +15,17 @@ from tidemill.base.errors import ErrorKind, TidemillError, config_error
 BACKLOG = 2048
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, flag: str = "port") -> socket.socket:
     """A socket that listens on (host, port); connections wait until the server accepts them.
+
+    Args:
+        flag: that gives the port, for errors.
 
     Raises:
         TidemillError: RESOURCE when the port is in use, CONFIG when the address cannot be used.
     """
     if not 0 <= port < 65536:
-        raise config_error("port", f"--port must be between 0 and 65535, got {port}")
+        raise config_error(flag, f"--{flag} must be between 0 and 65535, got {port}")
     found = _addresses(host, port)
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
@@ -32,7 +35,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise _bind_error(host, port, error) from error
+        raise _bind_error(host, port, flag, error) from error
     return listener
 
 
@@ -70,16 +73,16 @@ def raise_file_limit(connections: int) -> int:
     return min(connections, max(16, soft - own))
 
 
-def _bind_error(host: str, port: int, error: OSError) -> TidemillError:
+def _bind_error(host: str, port: int, flag: str, error: OSError) -> TidemillError:
     if error.errno == errno.EADDRINUSE:
         return TidemillError(
             ErrorKind.RESOURCE,
             f"port {port} of {host} is in use, perhaps by another tidemill; stop what listens "
-            "there or choose another with --port (0 takes a free one)",
-            param="port",
+            f"there or choose another with --{flag} (0 takes a free one)",
+            param=flag,
         )
     if error.errno == errno.EACCES:
-        return config_error("port", f"port {port} needs root's rights; choose one above 1023")
+        return config_error(flag, f"port {port} needs root's rights; choose one above 1023")
     return config_error("host", f"cannot listen on {host}: {os.strerror(error.errno or 0)}")
 
 

@@ -28,6 +28,11 @@ class Certificates:
         self._cert, self._key, self._client_ca = cert, key, client_ca
         self.context = self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
+    @property
+    def paths(self) -> tuple[Path, Path | None, Path | None]:
+        """The files of the certificate, its key and the clients' authority."""
+        return self._cert, self._key, self._client_ca
+
     def reload(self) -> None:
         """Reload the server's certificate; new connections use it.
 

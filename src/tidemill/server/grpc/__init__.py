@@ -1,0 +1,1 @@
+"""The Open Inference Protocol over gRPC; imported where `--grpc-port` says so."""
