@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from tidemill import LLM, SamplingParams, TidemillError
@@ -180,6 +181,24 @@ def test_beam_search_under_a_grammar(llm: LLM) -> None:
     with pytest.raises(TidemillError, match="only 1 different") as caught:
         llm.generate("Yes? ", SamplingParams(beam_width=3, n=2, max_tokens=9), guided_regex="x")
     assert caught.value.param == "n"
+
+
+def test_beams_end_at_stop_strings(llm: LLM) -> None:
+    params = SamplingParams(beam_width=4, n=4, max_tokens=20, length_penalty=0.0, logprobs=0)
+    [found] = llm.generate("The tide", msgspec.structs.replace(params, stop=(" the", ".")))
+    stopped = [o for o in found.outputs if o.stop_string is not None]
+    assert stopped
+    for output in stopped:
+        # The search ended the beam with the token that completes the stop string.
+        assert output.finish_reason == "stop"
+        written = llm.tokenizer.decode(output.token_ids)
+        assert written.startswith(output.text + str(output.stop_string))
+        before = llm.tokenizer.decode(output.token_ids[:-1])
+        assert " the" not in before and "." not in before
+    sums = [sum(lp.logprob for lp in o.logprobs or ()) for o in found.outputs]
+    assert sums == sorted(sums, reverse=True)
+    late = msgspec.structs.replace(params, stop=(" the", "."), min_tokens=12)
+    assert all(len(o.token_ids) >= 12 for o in llm.generate("The tide", late)[0].outputs)
 
 
 def test_best_of_gives_the_likeliest(llm: LLM) -> None:

@@ -59,10 +59,31 @@ class Forced(msgspec.Struct, frozen=True, tag="forced"):
 Phase = FreeText | Grammar | Forced
 
 
+class StopStrings(msgspec.Struct, frozen=True, array_like=True):
+    """Strings that end the output with the token that completes one.
+
+    Attributes:
+        texts: the strings.
+        min_tokens: one that is completed by an earlier token ends nothing.
+        special: special tokens are part of the text.
+    """
+
+    texts: tuple[str, ...]
+    min_tokens: int = 0
+    special: bool = False
+
+
 class OutputProgram(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Phases run in order; see the module."""
+    """Phases run in order; see the module.
+
+    Attributes:
+        phases: at least one, if anything is constrained.
+        stops: of a beam search, whose beams must end in the engine. Otherwise the API process finds
+            stop strings, and ends the output there.
+    """
 
     phases: tuple[Phase, ...] = ()
+    stops: StopStrings | None = None
 
     @property
     def free(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tidemill.base.errors import bad_request, unsupported
 from tidemill.contract.beams import longest_beam
-from tidemill.contract.program import OutputProgram
+from tidemill.contract.program import FreeText, OutputProgram, StopStrings
 from tidemill.contract.request import EngineRequest, Pooling
 from tidemill.contract.resolve import ContextLengthError, check_input, check_prompt, resolve
 from tidemill.contract.sampling import SamplingParams
@@ -79,6 +79,13 @@ class Prepared:
         """Tokens of all prompts."""
         return sum(map(len, self.prompts))
 
+    def _program(self, sampling: SamplingParams) -> OutputProgram:
+        rules = self.rules
+        # A parser decides what of the tokens is text: then stop strings are found in the outputs.
+        if sampling.beam_search and sampling.stop and rules.parser is None:
+            return _ended_by_stops(rules.program, sampling)
+        return rules.program
+
     def engine_request(
         self, prompt: int, request_id: str, *, max_queue_time: float | None = None
     ) -> EngineRequest:
@@ -96,9 +103,16 @@ class Prepared:
             request.arrival,
             place=prompt,
             max_queue_time=max_queue_time,
-            program=self.rules.program,
+            program=self._program(sampling),
             adapter=request.adapter,
         )
+
+
+def _ended_by_stops(program: OutputProgram, sampling: SamplingParams) -> OutputProgram:
+    """The program of beams, which end in the engine at stop strings."""
+    special = not sampling.skip_special_tokens
+    stops = StopStrings(sampling.stop, sampling.min_tokens, special)
+    return OutputProgram(program.phases or (FreeText(),), stops)
 
 
 def engine_request(

@@ -15,6 +15,7 @@ from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.contract.program import Forced, FreeText, Grammar, OutputProgram
 from tidemill.grammar.languages import explained
 from tidemill.grammar.repetition import LIMIT, Repetition
+from tidemill.grammar.stop_strings import StopTail
 from tidemill.grammar.triggers import Triggers
 from tidemill.grammar.vocabulary import Vocabulary
 
@@ -53,6 +54,7 @@ class CompiledProgram:
         discard: Callable[[Grammar], None] = lambda grammar: None,
     ) -> None:
         self.phases = program.phases
+        self.stops = program.stops
         self.discard = discard
         self.vocabulary = vocabulary
         own = iter(compiled)
@@ -110,6 +112,7 @@ class ProgramState:
         self.matcher: LLMatcher | None = None
         self._consumed: list[int] = []  # tokens that `matcher` has consumed
         self._repetition = Repetition()  # of tokens consumed by matchers
+        self._stops = None if program.stops is None else StopTail(program.stops, program.vocabulary)
         self.complete = False
         self._enter(0)
 
@@ -119,6 +122,7 @@ class ProgramState:
         made.matcher = None if self.matcher is None else self.matcher.deep_copy()
         made._consumed = list(self._consumed)
         made._repetition = self._repetition.fork()
+        made._stops = None if self._stops is None else self._stops.fork()
         return made
 
     # -- position ----------------------------------------------------------------------------
@@ -261,6 +265,11 @@ class ProgramState:
         """See Constraint."""
         if self.complete:
             return
+        self._advance(token_id)
+        if self._stops is not None and self._stops.add(token_id):
+            self.complete = True
+
+    def _advance(self, token_id: int) -> None:
         if self._queue:
             self._accept_queued(token_id)
             return
@@ -273,7 +282,7 @@ class ProgramState:
             self._opening = False
             if token_id not in phase.opened_by:
                 self._enter(self._index + 1)
-                self.accept(token_id)
+                self._advance(token_id)
                 return
         self._accept_free(phase, token_id)
 

@@ -37,7 +37,8 @@ class Vocabulary:
         # Read by llguidance's wrapper.
         known = min(size, tokenizer.vocab_size)
         self.tokens = [tokenizer.token_bytes(i) for i in range(known)] + [b""] * (size - known)
-        self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < size)
+        self._special = frozenset(tokenizer.special_ids)
+        self.special_token_ids = sorted(i for i in self._special if i < size)
         self.bos_token_id = None
         self.eos_token_id = self.ends[0] if self.ends else 0
         special = ((i, self.tokens[i]) for i in self.special_token_ids)
@@ -53,6 +54,13 @@ class Vocabulary:
         """Token ids of a text; special tokens' texts are ordinary characters."""
         plain = text.decode("utf-8", errors="replace")
         return self._tokenizer.encode(plain, add_special=False, parse_special=False)
+
+    def piece(self, token_id: int, *, special: bool) -> bytes:
+        """The bytes that a token adds to a text; of a special token, only if `special`."""
+        tokenizer = self._tokenizer
+        if token_id >= tokenizer.vocab_size or not (special or token_id not in self._special):
+            return b""
+        return tokenizer.token_bytes(token_id)
 
     def _spells(self, text: str) -> bool:
         ids = self(text.encode())
