@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -77,6 +78,15 @@ def test_stop_strings_cut_tokens_and_logprobs(llm: LLM) -> None:
     assert shown.text == free.text[: free.text.index(stop)]
     assert shown.finish_reason == "stop" and shown.stop_string == stop
     assert shown.logprobs is not None and len(shown.logprobs) == len(shown.token_ids) < 24
+
+
+def test_logprobs_of_all_tokens(llm: LLM) -> None:
+    [result] = llm.generate("The tide", _greedy(max_tokens=2, logprobs=-1))
+    for entry in result.outputs[0].logprobs or ():
+        ids, values = zip(*entry.top, strict=True)
+        assert len(ids) == len(set(ids)) == llm.info.vocab_size
+        assert list(values) == sorted(values, reverse=True) and values[0] == entry.logprob
+        assert abs(sum(map(math.exp, values)) - 1) < 1e-4
 
 
 def test_prompt_logprobs(llm: LLM) -> None:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <vector>
 
 namespace tidemill {
 
@@ -12,7 +14,36 @@ double log_sum_exp(const KernelTable& kernels, const float* logits, int64_t n) {
   return static_cast<double>(max) + std::log(kernels.sum_exp(logits, n, max));
 }
 
+namespace {
+
+// Beyond so many values, sorting ids is faster than inserting each value.
+constexpr int64_t kInserted = 64;
+
+void sorted_top_values(const float* logits, int64_t n, int64_t k, int32_t* ids, float* values) {
+  std::vector<int32_t> order(static_cast<size_t>(n));
+  std::iota(order.begin(), order.end(), 0);
+  // NaN sorts after every number, so that this is an order whatever the logits are.
+  const auto key = [logits](int32_t id) {
+    const float value = logits[id];
+    return std::isnan(value) ? -std::numeric_limits<float>::infinity() : value;
+  };
+  const auto before = [&key](int32_t a, int32_t b) {
+    return key(a) != key(b) ? key(a) > key(b) : a < b;
+  };
+  std::partial_sort(order.begin(), order.begin() + k, order.end(), before);
+  for (int64_t i = 0; i < k; ++i) {
+    ids[i] = order[static_cast<size_t>(i)];
+    values[i] = logits[ids[i]];
+  }
+}
+
+}  // namespace
+
 void top_values(const float* logits, int64_t n, int64_t k, int32_t* ids, float* values) {
+  if (k > kInserted && k <= n) {
+    sorted_top_values(logits, n, k, ids, values);
+    return;
+  }
   // Sorted insertion in order of ids: a new value goes after equal ones and must exceed the last.
   int64_t have = 0;
   for (int64_t i = 0; i < n && k > 0; ++i) {

@@ -267,12 +267,12 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def test_logprobs_are_of_the_raw_logits(driver: BackendDriver) -> None:
-    rows = [(driver.sequence([9, 8, t]), 3) for t in range(4)]
+    rows = [(driver.sequence([9, 8, t]), 3) for t in range(5)]
     sampling = sampling_inputs(
-        4,
-        temperature=np.float32([0.0, 2.0, 1.0, 0.0]),
-        num_logprobs=np.int32([3, 0, -1, 20]),
-        bias_start=np.array([0, 1, 1, 1, 1], np.int32),
+        5,
+        temperature=np.float32([0.0, 2.0, 1.0, 0.0, 1.0]),
+        num_logprobs=np.int32([3, 0, -1, 70, 101]),  # the last: of all tokens
+        bias_start=np.array([0, 1, 1, 1, 1, 1], np.int32),
         bias_id=np.array([50], np.int32),
         bias_value=np.array([100], np.float32),
     )
@@ -280,14 +280,14 @@ def test_logprobs_are_of_the_raw_logits(driver: BackendDriver) -> None:
     assert out.logprobs is not None and out.logits is not None
     assert out.sampled[0] == 50
     expected = log_softmax(out.logits)
-    for s, wanted in enumerate((3, 0, -1, 20)):
+    for s, wanted in enumerate((3, 0, -1, 70, 101)):
         ids, values = out.logprobs.top_ids[s], out.logprobs.top_values[s]
         if wanted < 0:
             assert np.isnan(out.logprobs.chosen[s]) and (ids == -1).all()
             continue
         assert abs(out.logprobs.chosen[s] - expected[s, out.sampled[s]]) < 1e-5
         order = np.argsort(-out.logits[s], kind="stable")[:wanted]
-        assert ids.tolist() == [*order.tolist(), *[-1] * (20 - wanted)]
+        assert ids.tolist() == [*order.tolist(), *[-1] * (101 - wanted)]
         assert np.abs(values[:wanted] - expected[s, order]).max(initial=0) < 1e-5
 
 

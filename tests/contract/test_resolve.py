@@ -79,3 +79,10 @@ def test_the_request_comes_before_the_model_and_that_before_neutral() -> None:
     assert (model.temperature, model.top_p) == (0.0, 1.0), "a top_p of 0 is greedy"
     own = resolved(SamplingParams(temperature=0.7, top_p=0.9), defaults=defaults)
     assert (own.temperature, own.top_p, own.min_p) == (0.7, 0.9, 0.0)
+
+
+def test_logprobs_of_all_tokens_are_as_many_as_there_are() -> None:
+    found = resolved(SamplingParams(logprobs=-1, prompt_logprobs=200))
+    assert (found.logprobs, found.prompt_logprobs) == (100, 100)
+    assert resolved(SamplingParams(logprobs=0)).logprobs == 0
+    assert resolved(SamplingParams()).logprobs is None

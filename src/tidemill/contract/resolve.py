@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.ids import new_seed
-from tidemill.contract.sampling import SamplingParams
+from tidemill.contract.sampling import ALL_LOGPROBS, SamplingParams
 
 
 class ContextLengthError(TidemillError):
@@ -67,7 +67,8 @@ def resolve(
 
     A field that is left out has the model's value of `defaults`, else the neutral one. Without
     `max_tokens` the output may use what is left of the context; with `clip`, so it may where
-    `max_tokens` is more. A `top_p` of 0 becomes a temperature of 0, which chooses the same tokens.
+    `max_tokens` is more. Logprobs of all tokens are as many as there are. A `top_p` of 0 becomes a
+    temperature of 0, which chooses the same tokens.
 
     Raises:
         TidemillError: kind BAD_REQUEST naming the field.
@@ -99,5 +100,16 @@ def resolve(
             "max_tokens": left if asked is None else asked,
             "seed": new_seed() if params.seed is None else params.seed,
             "top_k": max(filled.top_k or 0, 0),
+            **_counts(params, vocab_size),
         }
     )
+
+
+def _counts(params: SamplingParams, vocab_size: int) -> dict[str, int]:
+    """How many alternatives' logprobs are asked for, of the prompt and the output."""
+    asked = {name: getattr(params, name) for name in ("logprobs", "prompt_logprobs")}
+    return {
+        name: vocab_size if count == ALL_LOGPROBS else min(count, vocab_size)
+        for name, count in asked.items()
+        if count is not None
+    }

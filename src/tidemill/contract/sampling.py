@@ -12,7 +12,8 @@ import msgspec
 from tidemill.base.errors import bad_request
 from tidemill.contract.repetition import RepetitionDetection
 
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 2**20
+ALL_LOGPROBS = -1
 MAX_CHOICES = 128
 MAX_BEAMS = 32
 MAX_STOP_STRINGS = 16
@@ -65,8 +66,8 @@ class SamplingParams(
         ignore_eos: the model's own end tokens do not end the output.
         n: how many choices are generated for the prompt.
         logit_bias: token id -> added to its logit, in [-100, 100]; -100 bans the token.
-        logprobs: None for none; k for the chosen token's and the k most likely tokens' (0 to 20),
-            from the softmax of the raw logits (before any of the above).
+        logprobs: None for none; k for the chosen token's and the k most likely tokens', from the
+            softmax of the raw logits (before any of the above); -1 for those of all tokens.
         prompt_logprobs: the same for the prompt's tokens (the first has none).
         include_stop_str_in_output: the stop string that ended the output is part of it, and the
             end token or stop token id that ended it is decoded like any other token.
@@ -320,8 +321,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "best_of": (1, MAX_CHOICES),
     "beam_width": (1, MAX_BEAMS),
     "length_penalty": (-10.0, 10.0),
-    "logprobs": (0, MAX_LOGPROBS),
-    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "logprobs": (ALL_LOGPROBS, MAX_LOGPROBS),
+    "prompt_logprobs": (ALL_LOGPROBS, MAX_LOGPROBS),
 }
 
 

@@ -11,7 +11,6 @@ from tidemill.base.errors import config_error
 from tidemill.contract.sampling import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
@@ -47,7 +46,9 @@ class Limits:
         max_schema_bytes, max_schema_depth: of one JSON schema or grammar.
         max_prompts: prompts of one completions request.
         max_inputs: inputs of one embeddings request, documents or texts of one rerank or score.
-        max_n, max_logprobs, max_logit_bias, max_stop, max_stop_chars, max_stop_token_ids: of one
+        max_logprobs: alternatives whose logprobs are given at each position; raised to the size of
+            the vocabulary, requests may ask for all (-1), which takes megabytes per token.
+        max_n, max_logit_bias, max_stop, max_stop_chars, max_stop_token_ids: of one
             request; the defaults are also the maxima.
         max_stored_bytes: of responses and conversations that are kept; the oldest of the client
             that holds most are forgotten.
@@ -80,7 +81,7 @@ class Limits:
     max_prompts: int = 256
     max_inputs: int = 2048
     max_n: int = MAX_CHOICES
-    max_logprobs: int = MAX_LOGPROBS
+    max_logprobs: int = 20
     max_logit_bias: int = MAX_LOGIT_BIAS
     max_stop: int = MAX_STOP_STRINGS
     max_stop_chars: int = MAX_STOP_STRING_CHARS
@@ -118,7 +119,7 @@ class Limits:
 
 
 FIXED = (
-    *("max_n", "max_logprobs", "max_logit_bias"),
+    *("max_n", "max_logit_bias"),
     *("max_stop", "max_stop_chars", "max_stop_token_ids"),
 )
 _DEFAULTS = Limits()

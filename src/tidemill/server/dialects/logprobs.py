@@ -9,11 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tidemill.base.errors import bad_request
 from tidemill.generation.choices import TokenPiece
+from tidemill.generation.prepare import Prepared
 from tidemill.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
+
+
+def check_logprobs(prepared: Prepared, most: int) -> None:
+    """Raise where a request asks for the logprobs of more alternatives than the server gives.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field.
+    """
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(prepared.sampling[0], name)
+        if count is not None and count > most:
+            raise bad_request(
+                name,
+                f"{name} asks for those of {count} tokens at each position, and at most {most} are "
+                "given; ask for fewer, or start the server with a higher --limit max_logprobs",
+            )
 
 
 def finite(logprob: float) -> float:

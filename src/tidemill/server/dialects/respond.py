@@ -16,6 +16,7 @@ from tidemill.base.log import get_logger
 from tidemill.generation.caller import ANONYMOUS
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.context import ServerContext
+from tidemill.server.dialects.logprobs import check_logprobs
 from tidemill.server.dialects.truncated import name_truncated
 from tidemill.server.errors import Problem, fail, problem_response
 from tidemill.server.host.answer import Format, write_stream, write_whole
@@ -147,6 +148,7 @@ class GeneratedAnswer(Response):
                 max_answer_bytes=context.limits.max_answer_bytes,
                 streamed=self._framing is not None,
             )
+            check_logprobs(generation.prepared, context.limits.max_logprobs)
             form = await self._make_format(model, generation)
         except Exception as error:
             context.metrics.refused(fail(self._request, error).code or "error")

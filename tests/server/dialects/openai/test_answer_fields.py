@@ -11,6 +11,8 @@ import pytest
 from helpers.live_server import fake_context, serving
 from helpers.scripted_engine import EOS, ScriptedEngine
 
+from tidemill.server.access.limits import Limits
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "hi"}]}
 OUTPUT = [*b"tide", EOS]
@@ -178,3 +180,25 @@ def test_the_side_and_the_length_of_what_is_kept(
     ):
         answer = http.post(TEXT, json={"prompt": "abcd", **wrong})
         assert answer.json()["error"]["param"] == "truncation_length"
+
+
+def test_logprobs_of_all_tokens_where_the_server_gives_so_many() -> None:
+    engine = ScriptedEngine(lambda request, choice: OUTPUT)
+    limits = Limits(max_logprobs=engine.info.vocab_size)
+    with serving(fake_context(engine, limits=limits)) as url, httpx.Client(base_url=url) as http:
+        asked = {**ASK, "logprobs": True, "top_logprobs": -1}
+        entries = whole(http, CHAT, **asked)["choices"][0]["logprobs"]["content"]
+        assert engine.requests[-1].sampling.logprobs == engine.info.vocab_size
+        assert all(len(e["top_logprobs"]) == engine.info.vocab_size for e in entries)
+
+
+def test_more_logprobs_than_the_server_gives_are_refused(http: httpx.Client) -> None:
+    for path, ask, name in (
+        (CHAT, {**ASK, "logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (CHAT, {**ASK, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (TEXT, {"prompt": "x", "logprobs": -1}, "logprobs"),
+        (TEXT, {"prompt": "x", "prompt_logprobs": 30}, "prompt_logprobs"),
+    ):
+        answer = http.post(path, json=ask)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == name, answer.text
+        assert "20" in answer.json()["error"]["message"]

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from tidemill.base.errors import bad_request
 from tidemill.contract.program import Grammar
-from tidemill.contract.sampling import MAX_LOGPROBS, SamplingParams
+from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import Caller
 from tidemill.generation.request import Gap, GenerateRequest, Names
 from tidemill.server.access.limits import Limits
@@ -167,12 +167,7 @@ def _sampling(body: OllamaGeneration, options: OllamaOptions) -> SamplingParams:
     stop = options.stop or ()
     values["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
     if body.logprobs:
-        top = body.top_logprobs or 0
-        if not 0 <= top <= MAX_LOGPROBS:
-            raise bad_request(
-                "top_logprobs", f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {top}"
-            )
-        values["logprobs"] = top
+        values["logprobs"] = body.top_logprobs or 0
     return SamplingParams(**values)
 
 

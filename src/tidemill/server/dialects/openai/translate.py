@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 
 from tidemill.base.errors import bad_request
-from tidemill.contract.sampling import MAX_LOGPROBS, SamplingParams
+from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import ANONYMOUS, Caller
 from tidemill.generation.prepare import rendered
 from tidemill.generation.request import Cut, Gap, GenerateRequest, Names, Source, TokenTexts
@@ -232,10 +232,6 @@ def chat_logprobs(request: schema.ChatRequest) -> int | None:
         if top:
             raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
         return None
-    if top is not None and not 0 <= top <= MAX_LOGPROBS:
-        raise bad_request(
-            "top_logprobs", f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {top}"
-        )
     return top or 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.base.errors import bad_request
-from tidemill.contract.sampling import MAX_CHOICES, MAX_LOGPROBS, NEUTRAL, SamplingParams
+from tidemill.contract.sampling import MAX_CHOICES, NEUTRAL, SamplingParams
 from tidemill.generation.caller import Caller
 from tidemill.generation.request import GenerateRequest, Names
 from tidemill.server.dialects.tgi.schema import TgiGrammar, TgiInputs, TgiParameters
@@ -101,9 +101,6 @@ def _check(asked: TgiParameters, *, sampled: bool, streamed: bool) -> None:
             raise bad_request(at, f"{at} cannot be streamed: the best is known at the end")
         if best_of > 1 and not sampled:
             raise bad_request(at, f"{at} above 1 needs sampling: set parameters.do_sample to true")
-    if top is not None and not 0 <= top <= MAX_LOGPROBS:
-        at = _PARAM + "top_n_tokens"
-        raise bad_request(at, f"{at} must be between 0 and {MAX_LOGPROBS}, got {top}")
     if asked.decoder_input_details:
         at = _PARAM + "decoder_input_details"
         if streamed:

@@ -10,7 +10,6 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 
 from tidemill.base.errors import bad_request
-from tidemill.contract.sampling import MAX_LOGPROBS
 from tidemill.generation.caller import Caller
 from tidemill.generation.request import GenerateRequest, Names
 from tidemill.server.access.limits import Limits
@@ -46,6 +45,7 @@ _RENAMED = {
     "response_format": "text.format",
     "verbosity": "text.verbosity",
     "reasoning_effort": "reasoning.effort",
+    "logprobs": "top_logprobs",
 }
 
 
@@ -105,12 +105,7 @@ class Asked:
 
     def logprobs(self) -> int | None:
         """Requested number of alternatives; None for no logprobs."""
-        top = self.body.top_logprobs
-        if top is not None and not 0 <= top <= MAX_LOGPROBS:
-            raise bad_request(
-                "top_logprobs", f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {top}"
-            )
-        return top or (0 if LOGPROBS in self.includes else None)
+        return self.body.top_logprobs or (0 if LOGPROBS in self.includes else None)
 
 
 def only_the_prompt(request: GenerateRequest) -> GenerateRequest:
