@@ -133,6 +133,7 @@ SAMPLES: dict[str, list[Any]] = {
     "prompt": ["a", "b"],
     "truncation_side": ["left", "right"],
     "temperature": [0, 0.5],
+    "beam_width": [2, 3],
     "logprobs": [1, 2],
 }
 SWITCH = [True, False]
