@@ -222,3 +222,19 @@ def test_a_reload_changes_names_and_rules_and_touches_no_other_rollout() -> None
         await host.close()
 
     _run(main)
+
+
+def test_a_pattern_may_mean_a_name_with_versions() -> None:
+    context = fake_context(_engine("chat@1"))
+    for name, aliases in (("chat@2", ()), ("other", ("claude-haiku-*",))):
+        add_model(context, _engine(name), aliases=aliases)
+    rule = Weights(weights={"1": 1.0, "2": 0.0})
+    context.versions().declare("chat", ("1", "2"), aliases=("claude-*",), rule=rule)
+    host = context.host
+    routed = host.route("claude-opus-4-8")
+    assert (routed.slot.name, routed.called) == ("chat@1", "chat")
+    assert host.called("claude-opus-4-8") == "chat" and host.find("claude-opus").name == "chat@1"
+    assert host.route("claude-haiku-5").slot.name == "other", "the longest pattern"
+    assert host.names == ("chat", "chat@1", "chat@2", "other")
+    with pytest.raises(Rejection, match="'gpt-5' does not exist"):
+        host.route("gpt-5")

@@ -195,7 +195,7 @@ class ModelHost:
     def names(self) -> tuple[str, ...]:
         """Every name of every model but patterns; those with versions first."""
         versioned = () if self.versions is None else self.versions.names
-        return (*versioned, *(name for name in self._by_name if "*" not in name))
+        return tuple(name for name in (*versioned, *self._by_name) if "*" not in name)
 
     def has(self, name: str) -> bool:
         """Whether a model, or a version of one, has that name."""
@@ -216,29 +216,34 @@ class ModelHost:
         traffic = None if self.versions is None else self.versions.find(name)
         if traffic is not None:
             name = f"{traffic.name}@{traffic.stable}"
-        slot = self._by_name.get(name) or self._matching(name)
+        slot = self._by_name.get(name)
         if slot is None:
             raise unknown(name, self.names)
         return slot
 
     def _known(self, name: str) -> str:
         """The name in the spelling that is known here, after a look where there is none: as in the
-        library ``name:latest`` is ``name``."""
+        library ``name:latest`` is ``name``; of a name that a pattern matches, the longest pattern,
+        which is a name of its model, or of its versions."""
         if self._has_any(name):
             return name
         self.look()
         base, at, version = name.partition("@")
         plain = base.removesuffix(_LATEST) + at + version
-        return plain if not self._has_any(name) and self._has_any(plain) else name
+        if self._has_any(name):
+            return name
+        return plain if self._has_any(plain) else self._pattern_of(name) or name
 
     def _has_any(self, name: str) -> bool:
         named = self.versions is not None and self.versions.find(name) is not None
         return named or name in self._by_name
 
-    def _matching(self, name: str) -> Slot | None:
-        """The model whose pattern matches, the longest pattern first."""
-        patterns = [p for p in self._by_name if "*" in p and fnmatchcase(name, p)]
-        return self._by_name[max(patterns, key=len)] if patterns else None
+    def _pattern_of(self, name: str) -> str | None:
+        """The longest pattern that matches a name."""
+        versioned = () if self.versions is None else self.versions.names
+        known = (*self._by_name, *versioned)
+        patterns = [p for p in known if "*" in p and fnmatchcase(name, p)]
+        return max(patterns, key=len, default=None)
 
     def called(self, name: str | None) -> str:
         """The name that answers to requests for `name` carry.

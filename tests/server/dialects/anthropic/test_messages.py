@@ -8,17 +8,21 @@ from typing import Any
 import httpx
 import pytest
 from helpers.anthropic_client import PATH, agree, events, joined, parsed, whole
-from helpers.live_server import fake_context, serving
+from helpers.live_server import add_model, fake_context, serving
 from helpers.marked_model import PARAMETERS, PARIS, TIME, Model, marked_model
-from helpers.scripted_engine import EOS, ScriptedEngine
+from helpers.scripted_engine import EOS, ScriptedEngine, fake_info
 
 from tidemill.contract.program import Forced, FreeText, Grammar
 from tidemill.contract.request import RequestError
 from tidemill.generation.choices import ChoiceDelta
+from tidemill.server.access.keys import StaticKeys
+from tidemill.server.access.security import Security
 from tidemill.server.dialects.anthropic.blocks import BlockWriter, Content, as_object
 from tidemill.server.dialects.anthropic.signatures import KEY_VARIABLE, Signer
+from tidemill.server.host.rollout.traffic import Weights
 from tidemill.server.transport import stream
 from tidemill.text.answer import AnswerDelta, CallPart
+from tidemill.text.template import ChatTemplate
 
 TOOLS = [
     {"name": "get_weather", "description": "Weather", "input_schema": PARAMETERS},
@@ -436,7 +440,7 @@ def test_errors_in_its_shape() -> None:
         body = {"messages": ASK, "max_tokens": 9}
         for path, method, status, kind in (
             (PATH, "GET", 405, "invalid_request_error"),
-            (f"{PATH}/batches", "POST", 404, "not_found_error"),
+            (f"{PATH}/nothing", "POST", 404, "not_found_error"),
         ):
             answer = http.request(method, path, json=body)
             assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
@@ -515,3 +519,45 @@ def test_signatures_outlive_the_server_where_the_secret_is_set(
     assert Signer.from_environment().verified("hm", omitted) is None
     monkeypatch.setenv(KEY_VARIABLE, "another")
     assert Signer.from_environment().verified("", omitted) is None
+
+
+def test_a_user_of_the_metadata_keeps_its_version() -> None:
+    context = fake_context(ScriptedEngine(info=fake_info(model="chat@1")))
+    add_model(context, ScriptedEngine(info=fake_info(model="chat@2")))
+    rule = Weights(weights={"1": 1.0, "2": 1.0}, sticky="user")
+    keys = Security(keys=StaticKeys(("a-key-that-is-long-enough",)))
+    context.versions().declare("chat", ("1", "2"), rule=rule)
+    found: dict[str, set[str]] = {}
+    with serving(context, keys) as url:
+        headers = {"x-api-key": "a-key-that-is-long-enough"}
+        for turn in range(2):
+            for user in map(str, range(8)):
+                body = {"model": "chat", "messages": ASK, "max_tokens": 2}
+                body["metadata"] = {"user_id": user, "turn": turn}
+                answer = httpx.post(url + PATH, json=body, headers=headers)
+                assert answer.status_code == 200, answer.text
+                found.setdefault(user, set()).add(answer.headers["x-tidemill-model"])
+        body["metadata"] = {"user_id": 3}
+        refused = httpx.post(url + PATH, json=body, headers=headers)
+        assert refused.status_code == 400 and "user_id" in refused.text
+    assert all(len(versions) == 1 for versions in found.values())
+    assert set().union(*found.values()) == {"chat@1", "chat@2"}
+
+
+def test_an_order_of_roles_that_the_template_rejects_is_adapted() -> None:
+    strict = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('the system message must be first') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    with marked_model(template=ChatTemplate(strict)) as model:
+        model.text = "so"
+        messages = [
+            *ASK,
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "B"},
+        ]
+        body = {"messages": messages, "max_tokens": 5, "model": "tiny"}
+        answer = model.http.post(PATH, json=body)
+        assert answer.status_code == 200, answer.text
+        assert "Be brief." in model.prompt() and "[system]" not in model.prompt()

@@ -60,7 +60,8 @@ async def create_message(context: ServerContext, request: Request) -> Response:
     check_version(request)
     body = await read_model(schema.MessagesRequest, request, context.limits)
     context.host.find(body.model)  # a wrong name is the first error
-    caller = caller_of(request, None, arrival)
+    user = (body.metadata or {}).get("user_id")
+    caller = caller_of(request, None, arrival, user=user)
     signer = context.kept(make_signer)
     check_format(body, context.limits)
     asked = message_request(body, signer, request.state.sent_as, caller, arrival)

@@ -47,7 +47,6 @@ CONVERSATION: Fields = {
 }
 MESSAGES: Fields = {
     **CONVERSATION,
-    "metadata": Neutral(kinds=(dict,), feature="values that are no objects"),
     "service_tier": Neutral(("auto", "standard_only"), feature="other service tiers"),
     "container": Neutral(feature="containers"),
     "diagnostics": Neutral(

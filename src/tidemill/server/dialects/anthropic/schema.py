@@ -18,6 +18,7 @@ from tidemill.server.dialects.members import (
     checked,
     documented,
     unsupported,
+    wrong_type,
     wrong_value,
 )
 
@@ -254,8 +255,17 @@ class CountTokensRequest(Body, kw_only=True):
             output.format, self.output_format = self.output_format, None
 
 
+def _check_metadata(value: dict[str, Any]) -> None:
+    if not isinstance(value.get("user_id"), str | None):
+        raise wrong_type("user_id must be a string")
+
+
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    """Body of POST /v1/messages."""
+    """Body of POST /v1/messages.
+
+    Attributes:
+        metadata: changes no answer; its `user_id` keeps its version of a model.
+    """
 
     known: ClassVar[Fields] = neutral.MESSAGES
 
@@ -265,6 +275,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: Annotated[float, _check_range(0, 1)] | None = None
     top_p: Annotated[float, _check_range(0, 1)] | None = None
     top_k: Annotated[int, _check_count(0)] | None = None
+    metadata: Annotated[dict[str, Any], checked(_check_metadata)] | None = None
 
     def finalize(self) -> None:
         super().finalize()

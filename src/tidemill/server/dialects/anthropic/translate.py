@@ -140,7 +140,7 @@ def _request(
         output=OutputRequest(
             _constraint(body), _tools(body.tools, body.tool_choice), _thinking(body, conversation)
         ),
-        prompt_options=PromptOptions(continue_final_message=continued or None),
+        prompt_options=PromptOptions(continue_final_message=continued or None, adapt_roles=True),
         names=Names("messages", "max_tokens"),
         **more,
     )
