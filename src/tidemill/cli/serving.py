@@ -109,6 +109,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         database=location_of(server.database, default_home()),
         home=default_home(),
         database_outage=server.database_outage,
+        resumable_streams=server.resumable_streams,
         prices=deployment.prices,
         quotas=deployment.quotas,
     )

@@ -40,6 +40,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
     keep_alive: float
     stall_timeout: float
     drain_timeout: float
+    resumable_streams: bool
     log_level: str
     log_format: str
     database: str | None = None

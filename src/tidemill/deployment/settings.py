@@ -122,6 +122,11 @@ SERVER = (
         Apply.IN_PLACE,
     ),
     Setting(
+        *("resumable_streams", kinds.switch(), False),
+        "Every stream of events can be resumed for 60 s, without a header that asks for it.",
+        Apply.SERVER,
+    ),
+    Setting(
         *("log_level", kinds.choice(("debug", "info", "warning", "error")), "info"),
         "The least that is logged.",
         Apply.SERVER,

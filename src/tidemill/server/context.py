@@ -39,6 +39,7 @@ class ServerContext:
         host: the models.
         quotas: limits on what clients use; None: there are none.
         state_folder: where the state of rollouts is kept over restarts; None: nowhere.
+        resumable: streams of events can be resumed although their requests do not ask for it.
         manager: changes which models there are; None: they stay.
         storage: the database; None: `--database none`.
         app: the application, for requests that the server makes itself.
@@ -53,6 +54,7 @@ class ServerContext:
     build: str = ""
     host: ModelHost = field(default_factory=ModelHost)
     state_folder: Path | None = None
+    resumable: bool = False
     bodies: Bodies = field(init=False)
     shared: SharedBounds = field(init=False)
     manager: ModelManager | None = None

@@ -78,6 +78,7 @@ class ServeOptions:
         database: where keys, limits, usage and audit are kept; None: nowhere.
         home: ``TIDEMILL_HOME``, where requests are recorded before they are in the database; None:
             they are not recorded.
+        resumable_streams: see `ServerContext.resumable`.
         database_outage: seconds for which its keys count while it does not answer.
         prices: of models.
         quotas: limits of each level.
@@ -100,6 +101,7 @@ class ServeOptions:
     database: Location | None = None
     home: Path | None = None
     database_outage: float = 3600.0
+    resumable_streams: bool = False
     prices: Prices = field(default_factory=Prices)
     quotas: Defaults = field(default_factory=Defaults)
 
@@ -213,6 +215,7 @@ class _Assembly:
                 build=build_id(),
                 host=ModelHost(budget=options.memory),
                 state_folder=options.state_folder,
+                resumable=options.resumable_streams,
             )
             if options.database is not None:
                 from tidemill.metrics.database import DatabaseMetrics

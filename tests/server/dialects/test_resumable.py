@@ -18,11 +18,17 @@ from tidemill.server.dialects import resumable
 
 TEXT = "abcdefghijklmnopqrstuvwxyz" * 2
 ON = {"X-Resumable-Stream": "true"}
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": "Hi"},
     "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100},
+    "/generate_stream": {"inputs": "Hi", "parameters": {"seed": 1, "max_new_tokens": 100}},
+    "/v2/models/tiny/generate_stream": {"text_input": "Hi"},
+    "/completion": {"prompt": "Hi"},
 }
+_NO_STREAM = ("/generate_stream", "/v2/models/tiny/generate_stream")
+"""Routes that stream without being asked, and take no seed at this place."""
 KEYS = ["first-key-0123456789", "second-key-0123456789"]
 
 
@@ -56,10 +62,15 @@ def _eventually(test: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def _body(path: str) -> dict[str, Any]:
+    streamed = {} if path in _NO_STREAM else {"stream": True}
+    return {**BODIES[path], **streamed}
+
+
 def _begun(http: httpx.Client, path: str, count: int) -> list[tuple[str, str]]:
     """The first events of a stream whose client then leaves."""
     seen = []
-    body = {**BODIES[path], "stream": True, "seed": 1}
+    body = _body(path)
     with http.stream("POST", path, json=body, headers=ON) as answer:
         assert answer.status_code == 200
         for event in _events(answer.iter_lines()):
@@ -71,7 +82,7 @@ def _begun(http: httpx.Client, path: str, count: int) -> list[tuple[str, str]]:
 
 def _resume(http: httpx.Client, path: str, last: str, **how: Any) -> httpx.Response:
     headers = {"Last-Event-ID": last, **how.pop("headers", {})}
-    return http.post(path, json={**BODIES[path], "stream": True}, headers=headers, **how)
+    return http.post(path, json=_body(path), headers=headers, **how)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -85,7 +96,7 @@ def test_what_was_missed_and_the_rest(
     ids = [identity.rpartition(":") for identity, _ in whole]
     assert [int(number) for _, _, number in ids] == list(range(len(whole)))
     assert len({stream for stream, _, _ in ids}) == 1
-    plain = http.post(path, json={**BODIES[path], "stream": True, "seed": 1})
+    plain = http.post(path, json=_body(path))
     assert "\nid:" not in plain.text
     assert (
         _texts(data for _, data in whole)
@@ -105,6 +116,11 @@ def _texts(datas: Any) -> str:
         event = json.loads(data)
         if event.get("type") == "response.output_text.delta":
             found.append(event["delta"])
+        if event.get("type") == "content_block_delta":
+            found.append(event["delta"].get("text", ""))
+        found.append(event.get("text_output", "") + event.get("content", ""))
+        token = event.get("token", {})
+        found.append("" if token.get("special") else token.get("text", ""))
         choices = event.get("choices", ())
         found += [c.get("text") or c.get("delta", {}).get("content") or "" for c in choices]
     return "".join(found)
@@ -177,3 +193,30 @@ def test_a_clients_streams_are_bounded(
             assert answer.status_code == status
         assert answer.headers["retry-after"] and answer.json()["error"]["code"] == "overloaded"
         assert http.post("/v1/completions", json={"prompt": "x", "stream": True}).status_code == 200
+
+
+def test_lines_have_no_ids(http: httpx.Client) -> None:
+    body = {"model": "tiny", "prompt": "Hi"}
+    refused = http.post("/api/generate", json=body, headers=ON)
+    assert refused.status_code == 400 and "X-Resumable-Stream" in refused.json()["error"]
+    whole = http.post("/api/generate", json={**body, "stream": False}, headers=ON)
+    assert whole.status_code == 200
+
+
+def test_a_server_may_want_it_for_every_stream(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resumable, "MAX_STREAMS", 1)
+    context = fake_context(engine)
+    context.resumable = True
+    path = "/v1/chat/completions"
+    with serving(context) as url, httpx.Client(base_url=url, timeout=30) as http:
+        with http.stream("POST", path, json=_body(path)) as answer:
+            first = next(_events(answer.iter_lines()))
+        rest = _resume(http, path, first[0])
+        assert _texts(data for _, data in _events(iter(rest.text.split("\n")))) == TEXT
+        assert len(engine.requests) == 1
+        # Where there is no place for more, a stream ends with its client as usual.
+        plain = http.post(path, json=_body(path))
+        assert plain.status_code == 200 and "\nid:" not in plain.text
+        assert http.post("/api/generate", json={"model": "tiny", "prompt": "Hi"}).status_code == 200

@@ -24,7 +24,7 @@ from tidemill.server.host.begin import begin_generation
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel, check_is_model
 from tidemill.server.recording import Ends, record_until
-from tidemill.server.transport.framing import SSE, Framing
+from tidemill.server.transport.framing import Framing
 from tidemill.server.transport.sink import AsgiSink, Sink
 from tidemill.server.transport.stream import while_connected
 from tidemill.telemetry.record import Operation
@@ -82,9 +82,14 @@ class GeneratedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; a disconnect of the client cancels the generation, unless it may resume it."""
-        headers = self._request.headers
-        if self._framing is SSE and any(name in headers for name in RESUMING):
-            await self._serve(scope, receive, send, self._resume(receive, send))
+        framing, headers = self._framing, self._request.headers
+        asked = any(name in headers for name in RESUMING)
+        wanted = asked or (framing is not None and framing.events and self._context.resumable)
+        # A connection of another protocol has no ids to come back with.
+        inner = getattr(self._request.state, "inner", False)
+        if framing is not None and wanted and not inner:
+            work = self._resume(receive, send, framing, asked=asked)
+            await self._serve(scope, receive, send, work)
         else:
             work = self.write(AsgiSink(send))
             await while_connected(receive, self._serve(scope, receive, send, work))
@@ -111,11 +116,16 @@ class GeneratedAnswer(Response):
             response = problem_response(problem, self._request.state.error_body)
             await response(scope, receive, send)
 
-    async def _resume(self, receive: Receive, send: Send) -> None:
+    async def _resume(self, receive: Receive, send: Send, framing: Framing, *, asked: bool) -> None:
         from tidemill.server.dialects.resumable import resumed  # few ask for it
 
-        stream, start = await resumed(self._context, self._request, self._id, self.write_detached)
-        await stream.serve(receive, send, start)
+        found = await resumed(
+            self._context, self._request, self._id, self.write_detached, framing, asked=asked
+        )
+        if found is None:
+            await while_connected(receive, self.write(AsgiSink(send)))
+        else:
+            await found[0].serve(receive, send, found[1])
 
     def record_until(self, background: Ends) -> None:
         """The request has ended only when what it runs in the background has."""

@@ -1,8 +1,9 @@
 """Streams that a client may resume, of any dialect that streams server-sent events.
 
-A request with the header ``X-Resumable-Stream: true`` gets events with ids, and its generation goes
-on for a while when the client leaves. The same request again, with ``Last-Event-ID`` as the client
-got it last, gets what it missed and the rest, from the same generation.
+A request with the header ``X-Resumable-Stream: true`` (or any, where the server says so) gets
+events with ids, and its generation goes on for a while when the client leaves. The same request
+again, with ``Last-Event-ID`` as the client got it last, gets what it missed and the rest, from the
+same generation.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tidemill.server.dialects.respond import RESUMING
 from tidemill.server.errors import reject
 from tidemill.server.recording import record_until
 from tidemill.server.transport.detached import Detached, Work
+from tidemill.server.transport.framing import Framing
 from tidemill.server.transport.stream import KEEP_ALIVE_SECONDS
 from tidemill.telemetry.record import Operation
 
@@ -39,24 +41,28 @@ class Resumable:
         self._bound = context.limits.max_stored_bytes // 64
         self._streams: dict[str, tuple[str, Detached]] = {}
 
-    def begin(self, owner: str, identity: str, work: Work) -> Detached:
+    def full(self, owner: str) -> bool:
+        """There is no place for a further stream of a client."""
+        self._forget_old()
+        mine = sum(of == owner for of, _ in self._streams.values())
+        return mine >= MAX_STREAMS or len(self._streams) >= MAX_ALL
+
+    def begin(self, owner: str, identity: str, work: Work, framing: Framing) -> Detached:
         """Generate a stream.
 
         Raises:
             Rejection: 429.
         """
-        self._forget_old()
-        mine = sum(of == owner for of, _ in self._streams.values())
-        if mine >= MAX_STREAMS or len(self._streams) >= MAX_ALL:
+        if self.full(owner):
             raise reject(
                 429,
-                f"{mine} streams of this client can be resumed, {len(self._streams)} of all; at "
-                f"most {MAX_STREAMS} and {MAX_ALL} may be: send the request without {HEADER}, or "
+                f"{len(self._streams)} streams can be resumed; at most {MAX_STREAMS} of a client "
+                f"and {MAX_ALL} of all may be: send the request without {HEADER}, or "
                 f"again within {RESUME_SECONDS:.0f} s",
                 code="overloaded",
                 headers={"Retry-After": "1"},
             )
-        stream = Detached(self._bound, f"{identity}:".encode(), RESUME_SECONDS)
+        stream = Detached(self._bound, f"{identity}:".encode(), RESUME_SECONDS, framing)
         self._streams[identity] = owner, stream
         stream.start(work)
         return stream
@@ -93,28 +99,44 @@ class Resumable:
 
 
 async def resumed(
-    context: ServerContext, request: Request, identity: str, work: Work
-) -> tuple[Detached, int]:
-    """The stream that a request resumes or begins, and the number of the first event to send.
+    context: ServerContext,
+    request: Request,
+    identity: str,
+    work: Work,
+    framing: Framing,
+    *,
+    asked: bool,
+) -> tuple[Detached, int] | None:
+    """The stream that a request resumes or begins, and the number of the first event to send; None
+    where nobody asked and there is no place: then it ends with its client.
 
     Args:
         context: the server's.
-        request: with one of the headers.
+        request: whose stream it is.
         identity: of the answer, if it is generated now.
         work: generates it.
+        framing: of its parts.
+        asked: the request has one of the headers; else the server wants it.
 
     Raises:
         Exception: what failed before the first event.
     """
+    if not framing.events:
+        raise bad_request(
+            "X-Resumable-Stream",
+            "X-Resumable-Stream: this stream is of lines, which have no ids: it cannot be resumed",
+        )
     streams, owner = context.kept(Resumable), principal_of(request).client_id
     last = request.headers.get(LAST)
     if last:
         request.state.operation = Operation.RESUME
         return streams.find(owner, last)
     wanted = request.headers.get(HEADER, "").strip().lower()
-    if wanted not in ("true", "1"):
+    if not asked and streams.full(owner):
+        return None
+    if asked and wanted not in ("true", "1"):
         raise bad_request("X-Resumable-Stream", "X-Resumable-Stream must be true or absent")
-    stream = streams.begin(owner, identity, work)
+    stream = streams.begin(owner, identity, work, framing)
     record_until(request, stream)
     try:
         await stream.settled(KEEP_ALIVE_SECONDS)

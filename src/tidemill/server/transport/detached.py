@@ -11,7 +11,7 @@ from starlette.types import Receive, Send
 
 from tidemill.base.clock import monotonic
 from tidemill.server.transport.event_log import EventLog, LogSink
-from tidemill.server.transport.framing import SSE
+from tidemill.server.transport.framing import SSE, Framing
 from tidemill.server.transport.sink import AsgiSink, Sink
 from tidemill.server.transport.stream import Stream, while_connected
 
@@ -25,6 +25,7 @@ class Detached:
         bound: of the bytes of its events that are kept.
         prefix: of the events' ids.
         unread_seconds: it is cancelled when nobody has read it for so long; None: never.
+        framing: of its events.
 
     Attributes:
         log: its events.
@@ -33,12 +34,17 @@ class Detached:
     """
 
     def __init__(
-        self, bound: int, prefix: bytes = b"", unread_seconds: float | None = None
+        self,
+        bound: int,
+        prefix: bytes = b"",
+        unread_seconds: float | None = None,
+        framing: Framing = SSE,
     ) -> None:
         self.log = EventLog(bound, prefix)
         self.error: Exception | None = None
         self.ended_at: float | None = None
         self._unread_seconds = unread_seconds
+        self._framing = framing
         self._readers = 0
         self._unread: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -107,7 +113,7 @@ class Detached:
             self._task.cancel()
 
     async def _write(self, send: Send, start: int) -> None:
-        stream = Stream(AsgiSink(send), SSE, lambda: b"")
+        stream = Stream(AsgiSink(send), self._framing, lambda: b"")
         async with aclosing(stream):
             await stream.write(stream.begin())
             try:

@@ -23,6 +23,11 @@ class Framing:
     keep_alive: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
+    @property
+    def events(self) -> bool:
+        """Parts are server-sent events, which may have ids."""
+        return self.content_type.startswith(b"text/event-stream")
+
     def part(self, data: bytes) -> bytes:
         """One part, framed."""
         return self.before + data + self.after

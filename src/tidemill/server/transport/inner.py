@@ -90,7 +90,7 @@ async def ask(
         "headers": [*headers, (b"content-length", b"%d" % len(body))],
         "client": client,
         "server": None,
-        "state": dict(state or {}),
+        "state": {"inner": True, **(state or {})},
     }
     await app(scope, receive, send)
     answer.body = bytes(parts)
