@@ -84,6 +84,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "seed": {"seed": 5},
     "max_tokens": {"max_tokens": 20},
     "include_effective": {"include_effective": True},
+    "include_stop_str_in_output": {"include_stop_str_in_output": True, "stop": "zzz"},
+    "skip_special_tokens": {"skip_special_tokens": False},
+    "repetition_detection": {"repetition_detection": {"max_pattern_size": 9, "min_count": 9}},
+    "return_token_ids": {"return_token_ids": True, "timings_per_token": True},
+    "truncate_prompt_tokens": {"truncate_prompt_tokens": 5000},
 }
 ALL = {
     **CONSTRAINTS, **FREE_TOOLS, **RULED_TOOLS, **REQUIRED_TOOLS, **THINKING_ON, **THINKING_OFF,

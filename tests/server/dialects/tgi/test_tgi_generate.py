@@ -333,3 +333,15 @@ def test_every_pair_of_parameters_works_or_is_refused_by_name(url: str) -> None:
 def test_the_default_bound_is_clipped_to_the_context(url: str, engine: ScriptedEngine) -> None:
     assert _post(url, inputs="a" * 200).status_code == 200
     assert engine.requests[-1].sampling.max_tokens == 256 - 201
+
+
+def test_token_ids_as_inputs(url: str, engine: ScriptedEngine) -> None:
+    asked = {"return_full_text": True, "truncate": 3}
+    answer = _post(url, inputs=[256, *b"sea"], parameters=asked)
+    assert answer.json()["generated_text"] == "sea" + TEXT
+    assert engine.requests[-1].prompt_token_ids == tuple(b"sea")
+    assert answer.headers["x-tidemill-truncated"] == "inputs"
+    for wrong in ([], ["a", "b"], [1.5], [320], 7, None):
+        answer = _post(url, inputs=wrong)
+        assert answer.status_code == 400, answer.text
+        assert "inputs" in answer.json()["error"]

@@ -73,7 +73,8 @@ class ChatFormat:
         prompt_ids: Sequence[int] = (),
         before: str = "",
     ) -> None:
-        self._shown = envelope.shown
+        self._shown, self._times = envelope.shown, envelope.times
+        self._has_ids = envelope.shown.token_ids
         self._prompt_ids = prompt_ids
         self._before = before
         self._has_prompt_logprobs = prompt_logprobs
@@ -93,10 +94,11 @@ class ChatFormat:
 
     def add(self, delta: ChoiceDelta) -> None:
         """Add a delta to the document."""
-        self._envelope.tick()
+        if self._times is not None:
+            self._times.tick()
         message = self._messages[delta.index]
         message.content.append(self._text(delta))
-        if self._shown.token_ids:
+        if self._has_ids:
             message.token_ids += delta.token_ids
         message.finish = delta.finish or message.finish
         message.stopped_by = delta.stopped_by
@@ -168,10 +170,11 @@ class ChatFormat:
 
     def events(self, delta: ChoiceDelta) -> bytes:
         """A chunk if the delta has content, and the finish chunk at the end."""
-        self._envelope.tick()
+        if self._times is not None:
+            self._times.tick()
         events = ids = b""
         shown = self._delta(delta)
-        if self._shown.token_ids and delta.token_ids:
+        if self._has_ids and delta.token_ids:
             ids = b',"token_ids":' + encode(delta.token_ids)
         if shown is not None or delta.pieces or ids:
             logprobs = b"null"
@@ -191,7 +194,7 @@ class ChatFormat:
     def _delta(self, delta: ChoiceDelta) -> bytes | None:
         """The encoded delta; None when it is empty."""
         reasoning = delta.reasoning if self._reasoning else ""
-        text = self._text(delta)
+        text = self._before + delta.text if delta.first else delta.text
         if not reasoning and not delta.calls and not delta.errors:
             # The common case, without the cost of a dictionary.
             return b'{"content":%b}' % encode(text) if text else None

@@ -22,6 +22,7 @@ from tidemill.server.dialects.tgi.schema import (
 )
 from tidemill.server.dialects.tgi.translate import SENT_AS, generate_request
 from tidemill.server.host.generation import Generation
+from tidemill.server.host.pace import LOOP
 from tidemill.server.host.served import ServedModel
 from tidemill.server.transport.framing import SSE
 
@@ -67,8 +68,10 @@ def _answer(
     async def make_format(model: ServedModel, generation: Generation) -> TgiFormat:
         from tidemill.server.dialects.tgi.answer import TgiFormat  # a server without it saves it
 
-        parameters = body.parameters or TgiParameters()
-        return TgiFormat(model.tokenizer, body.inputs, parameters, generation, listed=listed)
+        parameters, text = body.parameters or TgiParameters(), body.inputs
+        if parameters.return_full_text and not isinstance(text, str):
+            text = await LOOP.short(len(text), model.tokenizer.decode, text)
+        return TgiFormat(model.tokenizer, text, parameters, generation, listed=listed)
 
     framing = SSE if streamed else None
     answer_id = new_id("tgi")

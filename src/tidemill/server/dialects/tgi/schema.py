@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from tidemill.server.dialects.fields import Alias, Fields, Neutral
-from tidemill.server.dialects.members import Body, checked, documented, wrong_value
+from tidemill.server.dialects.id_lists import Ids
+from tidemill.server.dialects.members import (
+    Body,
+    checked,
+    documented,
+    wrong_type,
+    wrong_value,
+)
 
 MAX_SEED = 2**64 - 1
 
@@ -74,14 +81,26 @@ class TgiParameters(Body, kw_only=True):
     return_full_text: bool | None = None
 
 
+def _check_inputs(value: Any) -> None:
+    if isinstance(value, str | Ids) or (
+        isinstance(value, list) and all(type(one) is int for one in value)
+    ):
+        return
+    raise wrong_type("expected a text, or a list of token ids; send a request for each of several")
+
+
+_INPUTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}
+
+
 class TgiInputs(Body, kw_only=True):
     """What the bodies share.
 
     Attributes:
+        inputs: a text, or as an extension its token ids.
         model: an extension: the model's name, where several are served.
     """
 
-    inputs: str
+    inputs: Annotated[Any, checked(_check_inputs, _INPUTS)]
     parameters: TgiParameters | None = None
     model: str | None = None
 
