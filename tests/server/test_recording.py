@@ -229,5 +229,5 @@ def test_times_of_the_engine() -> None:
 
 
 def test_a_record_of_an_older_version_is_read() -> None:
-    short = msgspec.msgpack.encode(["id", 5])
+    short = msgspec.msgpack.encode({"id": "id", "at": 5, "gone": 1})
     assert msgspec.msgpack.decode(short, type=RequestRecord) == RequestRecord("id", 5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 
 from tidemill.base.clock import wall
 from tidemill.store.audit import append
-from tidemill.store.chain import Row, detail_text
+from tidemill.store.chain import Row
 from tidemill.store.spool import Batch, Position
 from tidemill.store.tables.usage import SPOOL_POSITIONS, USAGE_HOURS, USAGE_LOST, USAGE_REFUSALS
 from tidemill.store.upsert import upsert
-from tidemill.telemetry.record import Outcome, RequestRecord
+from tidemill.telemetry.record import Operation, Outcome, RequestRecord
 
 HOUR = 3600
 REQUEST = "request"
@@ -28,22 +28,76 @@ SUMS = (
 )
 
 _decode = msgspec.msgpack.Decoder(RequestRecord).decode
-# Of the row itself, or of no interest where it is as usual.
-_LEFT_OUT = frozenset({"id", "at"})
-_DEFAULTS = dict(
-    zip(RequestRecord.__struct_fields__[2:], RequestRecord.__struct_defaults__, strict=True)
-)
+_detail = msgspec.json.Encoder().encode
 
 
-def records_of(batch: Batch) -> tuple[list[RequestRecord], int]:
-    """The records of a batch, and how many of them cannot be read."""
-    found, wrong = [], 0
-    for data in batch.records:
-        try:
-            found.append(_decode(data))
-        except msgspec.DecodeError:
-            wrong += 1
-    return found, wrong
+class Tally:
+    """Records as the rows that they become; made in parts, outside the transaction."""
+
+    def __init__(self) -> None:
+        self.unreadable = 0
+        self._hours: dict[tuple[Any, ...], list[int]] = {}
+        self._refusals: dict[tuple[Any, ...], int] = {}
+        self._audited: list[Row] = []
+
+    def add(self, records: Iterable[bytes]) -> None:
+        """Count some, as they lie in a spool."""
+        for data in records:
+            try:
+                record = _decode(data)
+            except msgspec.DecodeError:
+                self.unreadable += 1
+                continue
+            if record.outcome is Outcome.REFUSED:
+                self._refused(record)
+            else:
+                self._count(record)
+            actor = record.key or record.client
+            detail = _detail(record).decode()
+            self._audited.append(Row(record.at, REQUEST, actor, record.id, detail))
+
+    def _count(self, r: RequestRecord) -> None:
+        key = (
+            *(r.key, r.team, r.organisation, r.user),
+            *(r.at // 1000 // HOUR * HOUR, r.model, r.version, r.operation.value),
+        )
+        total = self._hours.get(key)
+        if total is None:
+            total = self._hours[key] = [0] * len(SUMS)
+        total[0] += 1
+        total[1] += r.outcome is Outcome.CANCELLED
+        total[2] += r.outcome is Outcome.FAILED
+        if r.charged:
+            total[3] += r.prompt
+            total[4] += r.cached
+            total[5] += r.generated
+            total[6] += r.reasoning
+            total[7] += 0 if r.operation is Operation.GENERATE else r.choices
+        total[8] += r.computed or 0
+        total[9] += r.cost or 0
+        total[10] += r.energy or 0
+
+    def _refused(self, r: RequestRecord) -> None:
+        owners = (r.key, r.team, r.organisation, r.user)
+        key = (*owners, r.at // 1000 // HOUR * HOUR, r.code[:64], r.model, r.version)
+        self._refusals[key] = self._refusals.get(key, 0) + 1
+
+    def write(self, connection: Connection, chain: str) -> None:
+        """Write the rows."""
+        # In order, so that two servers that share rows never wait for each other in a circle.
+        named: tuple[str, ...] = (*OWNERS, "hour", "model", "version", "operation", *SUMS)
+        hours = (
+            dict(zip(named, (*key, *sums), strict=True))
+            for key, sums in sorted(self._hours.items())
+        )
+        upsert(connection, USAGE_HOURS, list(hours), add=SUMS)
+        named = (*OWNERS, "hour", "code", "model", "version", "requests")
+        refusals = (
+            dict(zip(named, (*key, count), strict=True))
+            for key, count in sorted(self._refusals.items())
+        )
+        upsert(connection, USAGE_REFUSALS, list(refusals), add=("requests",))
+        append(connection, chain, self._audited)
 
 
 def position_of(connection: Connection, spool: str) -> tuple[Position, int]:
@@ -55,40 +109,34 @@ def position_of(connection: Connection, spool: str) -> tuple[Position, int]:
     return (Position(), 0) if found is None else (Position(found[0], found[1]), found[2])
 
 
-def count(
-    connection: Connection,
-    spool: str,
-    batch: Batch,
-    records: Sequence[RequestRecord],
-    unreadable: int = 0,
-) -> bool:
+def count(connection: Connection, spool: str, batch: Batch, tally: Tally) -> bool:
     """Count a batch and move the spool's position past it: both, or neither.
 
     Args:
         connection: in a transaction that writes.
         spool: its id, and that of its audit chain.
-        batch: of which the records are.
-        unreadable: how many of its records could not be read.
+        batch: what is counted.
+        tally: of its records.
 
     Returns:
         False, and nothing is changed, where the batch does not begin at the spool's position: it
         has been counted before.
     """
-    # First, so that of two transactions one waits here.
-    upsert(connection, SPOOL_POSITIONS, [_position_row(spool, Position(), 0)])
     columns = SPOOL_POSITIONS.c
-    found = connection.execute(
+    locked = (
         sa.select(columns.segment, columns.place, columns.lost)
         .where(columns.spool == spool)
         .with_for_update()
-    ).one()
+    )
+    found = connection.execute(locked).first()
+    if found is None:  # of two transactions that begin, one waits here
+        upsert(connection, SPOOL_POSITIONS, [_position_row(spool, Position(), 0)])
+        found = connection.execute(locked).one()
     if (found.segment, found.place) != batch.start:
         return False
-    upsert(connection, USAGE_HOURS, list(_hours(records)), add=SUMS)
-    upsert(connection, USAGE_REFUSALS, list(_refusals(records)), add=("requests",))
-    append(connection, spool, [_audit_row(record) for record in records])
+    tally.write(connection, spool)
     # The spool's losses are a sum since it was made; of a damaged part at least one was in it.
-    lost = max(0, batch.lost - found.lost) + batch.damaged + unreadable
+    lost = max(0, batch.lost - found.lost) + batch.damaged + tally.unreadable
     if lost:
         hour = int(wall()) // HOUR * HOUR
         row = {"spool": spool, "hour": hour, "requests": lost}
@@ -100,59 +148,3 @@ def count(
 
 def _position_row(spool: str, position: Position, lost: int) -> dict[str, Any]:
     return {"spool": spool, "segment": position.segment, "place": position.offset, "lost": lost}
-
-
-def _hour_of(record: RequestRecord) -> int:
-    return record.at // 1000 // HOUR * HOUR
-
-
-def _hours(records: Iterable[RequestRecord]) -> Iterable[dict[str, Any]]:
-    sums: dict[tuple[Any, ...], list[int]] = {}
-    for r in records:
-        if r.outcome is Outcome.REFUSED:
-            continue
-        key = (
-            *(r.key, r.team, r.organisation, r.user),
-            *(_hour_of(r), r.model, r.version, r.operation.value),
-        )
-        total = sums.get(key)
-        if total is None:
-            total = sums[key] = [0] * len(SUMS)
-        total[0] += 1
-        total[1] += r.outcome is Outcome.CANCELLED
-        total[2] += r.outcome is Outcome.FAILED
-        if r.charged:
-            total[3] += r.prompt
-            total[4] += r.cached
-            total[5] += r.generated
-            total[6] += r.reasoning
-            total[7] += 0 if r.generated else r.choices
-        total[8] += r.computed or 0
-        total[9] += r.cost or 0
-        total[10] += r.energy or 0
-    names = (*OWNERS, "hour", "model", "version", "operation")
-    # In order, so that two servers that share rows never wait for each other in a circle.
-    for key in sorted(sums):
-        yield dict(zip((*names, *SUMS), (*key, *sums[key]), strict=True))
-
-
-def _refusals(records: Iterable[RequestRecord]) -> Iterable[dict[str, Any]]:
-    sums: dict[tuple[Any, ...], int] = {}
-    for r in records:
-        if r.outcome is Outcome.REFUSED:
-            owners = (r.key, r.team, r.organisation, r.user)
-            key = (*owners, _hour_of(r), r.code[:64], r.model, r.version)
-            sums[key] = sums.get(key, 0) + 1
-    names = (*OWNERS, "hour", "code", "model", "version", "requests")
-    for key in sorted(sums):
-        yield dict(zip(names, (*key, sums[key]), strict=True))
-
-
-def _audit_row(record: RequestRecord) -> Row:
-    detail = {
-        name: value
-        for name, default in _DEFAULTS.items()
-        if name not in _LEFT_OUT and (value := getattr(record, name)) != default
-    }
-    actor = record.key or record.client
-    return Row(record.at, REQUEST, actor, record.id, detail_text(detail))

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-BATCH = 128
-"""Records of one transaction: a few milliseconds of the event loop."""
+BATCH = 512
+"""Records of one transaction, most of whose cost is per transaction."""
+
+SLICE = 32
+"""Records that are prepared for it without yielding to the event loop."""
 
 FLUSH_SECONDS = 1.0
 """Records are in the database so long after their requests ended, while it answers."""
@@ -107,8 +110,6 @@ class Recorder:
             self._timer = loop.call_later(FLUSH_SECONDS, self._due)
             if self._task is None:
                 self._task = loop.create_task(self._run())
-        elif self.behind >= BATCH:
-            self._wake.set()
 
     def _take(self) -> Spool | None:
         if self._wrong is None and not self._closing:
@@ -231,7 +232,7 @@ async def write_spool(
     Raises:
         TidemillError: the database does not answer.
     """
-    from tidemill.store.count import count, position_of, records_of
+    from tidemill.store.count import Tally, count, position_of
 
     while True:
         if done is None:
@@ -240,14 +241,16 @@ async def write_spool(
         batch: Batch = spool.read(position, BATCH)
         if batch.end == position and batch.lost <= lost:
             return done
-        records, wrong = records_of(batch)
-        if wrong or batch.damaged:
+        tally = Tally()
+        for start in range(0, len(batch.records), SLICE):
+            tally.add(batch.records[start : start + SLICE])
+            await asyncio.sleep(0)
+        if tally.unreadable or batch.damaged:
             log.error(
                 "spool %s: %d records cannot be read, and parts of %d files",
-                *(spool.id, wrong, batch.damaged),
+                *(spool.id, tally.unreadable, batch.damaged),
             )
-        work = partial(count, spool=spool.id, batch=batch, records=records, unreadable=wrong)
-        if not await database.write(work):
+        if not await database.write(partial(count, spool=spool.id, batch=batch, tally=tally)):
             done = None  # somebody else has counted it
             continue
         done = batch.end, batch.lost

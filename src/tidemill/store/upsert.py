@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table
+from sqlalchemy import ColumnElement, Connection, Insert, Table
 
 
 def upsert(
@@ -25,9 +26,15 @@ def upsert(
         set_: columns that get the new row's value.
         add: columns to which the new row's value is added.
     """
-    if not rows:
-        return
-    if connection.dialect.name == "sqlite":
+    if rows:
+        statement = _statement(connection.dialect.name, table, tuple(set_), tuple(add))
+        connection.execute(statement, list(rows))
+
+
+@cache
+def _statement(dialect: str, table: Table, set_: tuple[str, ...], add: tuple[str, ...]) -> Insert:
+    """Made once: that takes ten times as long as a row."""
+    if dialect == "sqlite":
         from sqlalchemy.dialects.sqlite import insert
     else:
         from sqlalchemy.dialects.postgresql import insert  # type: ignore[assignment]
@@ -37,7 +44,5 @@ def upsert(
     changes.update((name, table.c[name] + new[name]) for name in add)
     keys = [column.name for column in table.primary_key]
     if changes:
-        statement = statement.on_conflict_do_update(index_elements=keys, set_=changes)
-    else:
-        statement = statement.on_conflict_do_nothing(index_elements=keys)
-    connection.execute(statement, list(rows))
+        return statement.on_conflict_do_update(index_elements=keys, set_=changes)
+    return statement.on_conflict_do_nothing(index_elements=keys)

@@ -27,11 +27,11 @@ class Outcome(StrEnum):
     FAILED = "failed"  # with an error of the server, before or within its answer
 
 
-class RequestRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What happened to one request.
 
-    Times are microseconds of one clock. What is not known is None. New members are added at the
-    end, with defaults: records of older versions are read as well.
+    Times are microseconds of one clock. What is not known is None. New members have defaults:
+    records of older versions are read as well.
 
     Attributes:
         id: the request's.
