@@ -37,6 +37,7 @@ _COMMANDS = {
     "tokenize": ("text", "tokenize"),
     "render": ("text", "render"),
     "packed": ("packed", "packed"),
+    "quotas": ("quotas", "quotas"),
     "usage": ("usage", "usage"),
     "audit": ("audit", "audit"),
     "config": ("config", "config"),

@@ -20,6 +20,7 @@ from tidemill.server.access.keys import Role
 from tidemill.server.access.security import Security
 from tidemill.server.admin import health, rollouts
 from tidemill.server.admin import models as admin_models
+from tidemill.server.admin import quotas as admin_quotas
 from tidemill.server.admin import usage as admin_usage
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.anthropic.routes import ANTHROPIC
@@ -82,6 +83,7 @@ def build_app(
         *health.ENDPOINTS,
         *admin_models.ENDPOINTS,
         *rollouts.ENDPOINTS,
+        *admin_quotas.ENDPOINTS,
         *admin_usage.ENDPOINTS,
         Endpoint("GET", "/openapi.json", openapi),
     )

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from tidemill.server.access.auth import Principal
     from tidemill.server.host.manager import ModelManager
     from tidemill.server.host.versions import Versions
-    from tidemill.server.quotas.quotas import Quotas, RequestQuota
+    from tidemill.server.quotas.gate import Gate, PendingQuota
+    from tidemill.server.quotas.quotas import RequestQuota
     from tidemill.server.recording import Recording
     from tidemill.store.recorder import Recorder
 
@@ -37,7 +38,7 @@ class ServerContext:
         metrics: request-side metrics.
         build: version of the software.
         host: the models.
-        quotas: limits on what clients use; None: there are none.
+        quotas: limits on what clients use; None: nothing is limited.
         state_folder: where the state of rollouts is kept over restarts; None: nowhere.
         resumable: streams of events can be resumed although their requests do not ask for it.
         manager: changes which models there are; None: they stay.
@@ -61,7 +62,7 @@ class ServerContext:
     recording: Recording | None = None
     recorder: Recorder | None = None
     storage: Storage | None = None
-    quotas: Quotas | None = None
+    quotas: Gate | None = None
     app: ASGIApp | None = None
     _kept: dict[object, Any] = field(init=False, default_factory=dict)
 
@@ -73,9 +74,9 @@ class ServerContext:
             AdmissionMetrics(self.metrics.registry),
         )
 
-    def begin_quota(self, principal: Principal) -> RequestQuota | None:
+    def begin_quota(self, principal: Principal) -> RequestQuota | PendingQuota | None:
         """What a request of the principal is charged to; None where nothing limits it."""
-        return None if self.quotas is None else self.quotas.request(principal)
+        return None if self.quotas is None else self.quotas.begin(principal)
 
     def kept(self, make: Callable[[ServerContext], T]) -> T:
         """What `make` makes, made once: state of a dialect that lives as long as the server."""

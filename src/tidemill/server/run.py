@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from tidemill.server.host.pipelines.pipeline import Pipeline
     from tidemill.server.host.served import ServedModel
     from tidemill.server.host.source import ModelOptions, NameOptions, Source
-    from tidemill.server.quotas.quotas import Quotas
     from tidemill.server.quotas.service import QuotaService
-    from tidemill.store.database import Database
     from tidemill.store.location import Location
 
 log = get_logger(__name__)
@@ -153,6 +151,8 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         seconds = monotonic() - started
         url = url_of(listener, tls=options.security.certificates is not None)
         say(f"serving {_listed(context.host.names)} on {url} after {seconds:.1f} s")
+        if assembly.limits is not None:
+            assembly.limits.start()
         from tidemill.server.banner import first_steps
 
         for line in first_steps(first, url, closed=options.security.keys.closed):
@@ -202,7 +202,7 @@ class _Assembly:
         self._options = options
         self._say = say
         self._made: ServerContext | None = None
-        self._limiting: QuotaService | None = None
+        self.limits: QuotaService | None = None
 
     def _context(self) -> ServerContext:
         from tidemill.server.context import ServerContext
@@ -234,42 +234,14 @@ class _Assembly:
 
     def _limit(self, context: ServerContext) -> None:
         """Limits of the deployment, of key files and of the database."""
+        from tidemill.server.quotas.service import QuotaService
+
         options = self._options
-
-        def limit() -> None:
-            if options.quotas or options.security.keys.closed:
-                self._quotas(context).make()
-
-        async def opened(database: Database) -> None:
-            await self._quotas(context).watch(database)
-
-        limit()
-        options.quotas.on_change.append(limit)
-        if context.storage is not None:
-            context.storage.on_open.append(opened)
-            context.storage.on_close.append(self._end_quotas)
-
-    async def _end_quotas(self) -> None:
-        if self._limiting is not None:
-            await self._limiting.close()
-
-    def _quotas(self, context: ServerContext) -> QuotaService:
-        """What limits requests; made when there is something to limit them by."""
-        if self._limiting is None:
-            from tidemill.metrics.quotas import QuotaMetrics
-            from tidemill.server.quotas.service import QuotaService
-
-            def made(quotas: Quotas) -> None:
-                context.quotas = quotas
-
-            self._limiting = QuotaService(
-                self._options.quotas,
-                self._options.prices,
-                QuotaMetrics(context.metrics.registry),
-                context.storage,
-                made,
-            )
-        return self._limiting
+        registry = context.metrics.registry
+        self.limits = QuotaService(options.quotas, options.prices, registry, context.storage)
+        context.quotas = self.limits.gate
+        if options.security.keys.closed:
+            self.limits.limit()
 
     async def load_first(self) -> ServerContext:
         """Load what is to be there before the server is ready."""

@@ -1,19 +1,26 @@
 """What a request reserves of its caller's quotas, and what it is charged in the end.
 
-Charged are the tokens of its prompts, each once whatever the number of choices, and the tokens that
-were generated, whoever ended the request. A request that fails before its first token is charged
-nothing; one that its client leaves is charged its prompt, which may have been computed.
+docs/usage.md states the charge of each kind of request. A request that its client leaves, or that
+its deadline ends, is charged its prompt, which may have been computed; one that an error of the
+server ends is charged nothing.
 """
 
 from __future__ import annotations
 
+from tidemill.base.errors import ErrorKind
 from tidemill.contract.request import FinishReason
 from tidemill.generation.caller import UNLIMITED, Reservation
+from tidemill.generation.choices import TOOL_CALLS
 from tidemill.generation.prepare import Prepared
 from tidemill.generation.vectors import PreparedInputs
 from tidemill.server.host.served import ServedModel
 
-_CHARGED = frozenset(reason.value for reason in FinishReason) - {FinishReason.ERROR.value}
+_CHARGED = frozenset(
+    {
+        *(reason.value for reason in FinishReason if reason is not FinishReason.ERROR),
+        *(TOOL_CALLS, ErrorKind.TIMEOUT.value),
+    }
+)
 
 
 async def reserve_generation(model: ServedModel, prepared: Prepared) -> Reservation:
@@ -61,7 +68,7 @@ def settle(held: Reservation, reason: str, *, prompt: int, cached: int, generate
         reason: why it ended: a finish reason, or the kind of an error.
         prompt, cached, generated: its tokens.
     """
-    if generated or reason in _CHARGED:
+    if reason in _CHARGED:
         held.settle(prompt, cached, generated)
     else:
         held.release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from tidemill.base.clock import wall
 from tidemill.contract.quotas import Limits
 from tidemill.server.quotas.account import Subject
 from tidemill.server.quotas.treasury import Entry
@@ -17,6 +18,9 @@ T = TypeVar("T")
 
 OPEN_SECONDS = 2.0
 """How long a round waits for a database that is not open yet."""
+
+YOUNG_SECONDS = 2.0
+"""Files that are younger may change again without a new time: clocks of file systems are coarse."""
 
 
 class StoreBank:
@@ -71,6 +75,22 @@ class StoreBank:
 
         database = await self._storage.opened(OPEN_SECONDS)
         return dict(await database.read(limits.read_limits))
+
+    def stamp(self) -> object:
+        """See `Bank`."""
+        path = self._storage.location.path
+        if path is None:
+            return None
+        found = []
+        for one in (path, path.with_name(f"{path.name}-wal")):
+            try:
+                status = one.stat()
+            except OSError:
+                continue
+            if wall() - status.st_mtime < YOUNG_SECONDS:
+                return None
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(found)
 
     async def _write(self, work: Work[T]) -> T:
         database = await self._storage.opened(OPEN_SECONDS)

@@ -73,6 +73,9 @@ class Bank(Protocol):
     async def version(self) -> int:
         """Differs once limits have changed."""
 
+    def stamp(self) -> object:
+        """Differs once anything has changed, without a look into the store; None: unknown."""
+
     async def limits(self) -> dict[Subject, Limits]:
         """The limits of all subjects that have some of their own."""
 
@@ -263,10 +266,15 @@ class Watcher:
 
     async def run(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Look every second, until cancelled."""
+        seen = None
         while True:
             await sleep(POLL_SECONDS)
+            stamp = self._bank.stamp()
+            if stamp is not None and stamp == seen:
+                continue
             try:
                 await self.look()
+                seen = stamp
             except TidemillError:
                 continue  # the database says so itself
             except Exception:

@@ -105,8 +105,10 @@ class AccessLogMiddleware:
                 headers.update(scope["state"].get("answer_headers", {}))
                 if further := scope["state"].get("id_header"):
                     headers[further] = request_id
-                if (quota := scope["state"].get("quota")) is not None:
-                    for name, value in scope["state"]["limit_headers"](quota.standing()):
+                quota = scope["state"].get("quota")
+                standing = None if quota is None else quota.standing()
+                if standing is not None:
+                    for name, value in scope["state"]["limit_headers"](standing):
                         headers[name] = value
                 self._metrics.on_response(status)
             elif record is not None and not message.get("more_body", False):
