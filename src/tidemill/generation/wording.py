@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from tidemill.base.errors import bad_request
+from tidemill.base.errors import bad_request, unsupported
 from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.pace import Pace
 from tidemill.generation.prepare import encode_text
@@ -25,8 +26,33 @@ async def with_texts(
     bias: dict[int, float] = {}
     for text, value in texts.biased:
         bias |= dict.fromkeys(await _ids(model, text, "logit_bias", pace), value)
-    values = {"logit_bias": {**bias, **sampling.logit_bias}}
+    values: dict[str, Any] = {}
+    # A single token is banned by its logit, and a sequence where its last token would follow.
+    sequences = await _banned(model, texts.banned, pace)
+    bans = {ids[0]: BANNED for ids in sequences if len(ids) == 1}
+    if longer := tuple(ids for ids in sequences if len(ids) > 1):
+        values["bad_words_ids"] = (*_given_sequences(sampling), *longer)
+    values["logit_bias"] = {**bias, **sampling.logit_bias, **bans}
     return sampling.with_values(values).validate(model.info.vocab_size)
+
+
+async def _banned(model: Model, words: Sequence[str], pace: Pace) -> list[tuple[int, ...]]:
+    """The token ids of each word, as it is written at a beginning and after a space."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, " " + word.lstrip(" ")):
+            found[tuple(await _ids(model, text, "bad_words", pace))] = None
+    return list(found)
+
+
+def _given_sequences(sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
+    sequences: tuple[tuple[int, ...], ...] | None = getattr(sampling, "bad_words_ids", None)
+    if sequences is None:
+        raise unsupported(
+            "bad_words",
+            "bad_words: a word of several tokens cannot be banned; logit_bias takes texts, too",
+        )
+    return sequences
 
 
 async def _ids(model: Model, text: str, param: str, pace: Pace) -> Sequence[int]:

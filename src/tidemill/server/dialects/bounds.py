@@ -29,6 +29,7 @@ _COUNTS = {
     "stop_sequences": "max_stop",
     "stop_token_ids": "max_stop_token_ids",
     "logit_bias": "max_logit_bias",
+    "bad_words": "max_logit_bias",
 }
 # field -> bound on its value
 _VALUES = {

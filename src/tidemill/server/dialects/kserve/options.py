@@ -113,7 +113,7 @@ def generate_request(
         prompts=texts,
         sampling=sampling,
         output=OutputRequest.read(given),
-        texts=TokenTexts(biased),
+        texts=TokenTexts(biased, tuple(options.bad_words or ())),
         caller=caller,
         arrival=arrival,
         names=Names("text_input"),

@@ -50,7 +50,7 @@ class KserveOptions(SamplingFields, kw_only=True):
     known: ClassVar[Fields] = {
         "random_seed": Alias("seed"),
         "stop_words": Alias("stop"),
-        "bad_words": Neutral(("", []), feature="bad words"),
+        "bad_words": Neutral(("", [])),
         "return_log_probs": Neutral(
             (False,), feature="logprobs here", instead="use /v1/completions"
         ),
@@ -60,6 +60,7 @@ class KserveOptions(SamplingFields, kw_only=True):
     max_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     logit_bias: LogitBias = None
+    bad_words: list[str] | None = None
     stop: Annotated[Any, checked(_check_stop, _STOP_SCHEMA)] = None
     guided_json: Annotated[Any, documented({})] = None
     guided_regex: str | None = None

@@ -110,7 +110,7 @@ _TEXT: Fields = {
     "allowed_token_ids": Neutral(
         ([],), feature="allowed_token_ids", instead="logit_bias bans tokens"
     ),
-    "bad_words": Neutral(([],), feature="bad_words", instead="logit_bias bans tokens"),
+    "bad_words": Neutral(([],)),
     "bad_words_ids": Neutral(([],), feature="bad_words_ids", instead="logit_bias bans tokens"),
     **dict.fromkeys(
         ("custom_token_bans", "banned_tokens", "banned_strings"),

@@ -222,6 +222,8 @@ class Generation(SamplingFields, kw_only=True):
         timeout: an extension: seconds until the request expires.
         keep_alive: an extension: how long the model stays loaded after the request.
         use_beam_search: beam search with `beam_width`, else `best_of`, else `n` beams, as in vLLM.
+        bad_words: texts that the output must not contain, as they are tokenized alone and after a
+            space.
         truncate_prompt_tokens: only the last so many tokens of each prompt are used; -1: as many as
             fit. The answer names the prompts that were cut in `truncated`.
         truncation_length: the same for prompt and `max_tokens` together, as text-generation-webui
@@ -243,6 +245,7 @@ class Generation(SamplingFields, kw_only=True):
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: LogitBias = None
+    bad_words: list[str] | None = None
     use_beam_search: bool | None = None
     truncate_prompt_tokens: Annotated[int, checked(_check_truncation)] | None = None
     truncation_length: Annotated[int, checked(_check_positive)] | None = None

@@ -102,7 +102,7 @@ def prompt_fields(body: schema.Generation) -> dict[str, Any]:
     """Members of a `GenerateRequest` that all bodies of a generation give alike."""
     _, biased = biases_of(body.logit_bias or {})
     return {
-        "texts": TokenTexts(biased),
+        "texts": TokenTexts(biased, tuple(body.bad_words or ())),
         "keep_last": _keep_last(body),
         "cut": Cut.END if body.truncation_side == "right" else Cut.START,
     }
