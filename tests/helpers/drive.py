@@ -111,8 +111,7 @@ class Machine:
             vocab_size=vocab,
             depth=depth,
             layers=layers,
-            verifies_drafts=True,
-            speculate=speculate,
+            speculation=speculate,
         )
         self.now = 0.0
         self.scheduler = Scheduler(self.memory, limits, (EOS,), clock=lambda: self.now)

@@ -34,7 +34,6 @@ def fake_core(
         max_num_seqs=max_num_seqs,
         max_step_tokens=max_step_tokens,
         prefix_caching=prefix_caching,
-        speculate=speculate,
     )
     backend = FakeBackend(tiny_spec(VOCAB), 16, step_seconds=step_seconds)
     backend.allocate_cache((num_blocks,))
@@ -58,9 +57,10 @@ def fake_core(
         max_step_tokens=max_step_tokens,
         prefix_caching=prefix_caching,
         eos_token_ids=(EOS,),
+        speculation=speculate,
     )
     executor = InprocExecutor(Runner(backend, max_model_len))
     backend.layers = layers
-    opened = OpenedExecutor(executor, info, "fake", 1, sliced_layers=layers, verifies_drafts=True)
+    opened = OpenedExecutor(executor, info, "fake", 1, sliced_layers=layers)
     core = make_core(opened, config, depth=depth)
     return core.start(), backend

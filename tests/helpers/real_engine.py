@@ -61,9 +61,8 @@ def real_core(
         (num_blocks,) * len(spec.cache_groups()), states=2 * max_num_seqs + snapshots
     )
     config = EngineConfig(
-        model="random", served_name="random", prefix_caching=prefix_caching, block_size=block_size,
-        speculate=speculate,
-    )  # fmt: skip
+        model="random", served_name="random", prefix_caching=prefix_caching, block_size=block_size
+    )
     info = EngineInfo(
         model="random",
         backend=backend,
@@ -84,6 +83,7 @@ def real_core(
         max_step_tokens=max_step_tokens,
         prefix_caching=prefix_caching,
         eos_token_ids=(5,),
+        speculation=speculate if loaded.verifies_drafts else None,
     )
     runner = Runner(loaded, MAX_LEN, slots=4, states=max_num_seqs if recurrent else 0)
     if drafter is not None:
@@ -99,6 +99,5 @@ def real_core(
         recurrent=recurrent,
         snapshots=snapshots,
         sliced_layers=layers,
-        verifies_drafts=loaded.verifies_drafts,
     )
     return make_core(opened, config, depth=depth).start()

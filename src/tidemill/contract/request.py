@@ -60,6 +60,20 @@ OFF, LOOKUP = "off", "lookup"
 DRAFTERS = (OFF, LOOKUP)
 
 
+def drafter_of(default: str | None, asked: str | None, *, expected: bool) -> str:
+    """What drafts for a request; empty: nothing.
+
+    Args:
+        default: the engine's; None: it verifies no drafts.
+        asked: the request's, or None.
+        expected: the request has a prediction.
+    """
+    if default is None:
+        return ""
+    chosen = asked or (LOOKUP if expected and default == OFF else default)
+    return "" if chosen == OFF else chosen
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request, as sent to the engine once.
 

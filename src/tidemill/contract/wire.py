@@ -64,6 +64,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         generates: it has an output layer; else it only gives vectors.
         whole_prompts: an encoder, whose inputs are computed in one step each.
         files: what was opened of the model, for comparing it with what is there later.
+        speculation: what drafts where a request does not say it (`contract.request.DRAFTERS`);
+            None: the model verifies no drafts.
         family: of models that it belongs to.
         parameters: how many it has; 0: not known.
     """
@@ -98,6 +100,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[OpenedFile, ...] = ()
     reserved_blocks: int = 0
     state_bytes: int = 0
+    speculation: str | None = None
     family: str = ""
     parameters: int = 0
 

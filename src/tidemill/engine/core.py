@@ -661,8 +661,7 @@ def make_core(
         whole_prompts=info.whole_prompts,
         max_itl=None if config.max_itl_ms is None else config.max_itl_ms / 1000,
         layers=opened.sliced_layers,
-        verifies_drafts=opened.verifies_drafts,
-        speculate=config.speculate,
+        speculation=info.speculation,
     )
     scheduler = Scheduler(
         memory,

@@ -92,7 +92,6 @@ class OpenedExecutor:
         recurrent: the model has recurrent layers.
         snapshots: number of state snapshots of a recurrent model.
         sliced_layers: the model's layers, if a row's can be computed in several steps; else 0.
-        verifies_drafts: rows may have drafts.
     """
 
     executor: Executor
@@ -103,7 +102,6 @@ class OpenedExecutor:
     recurrent: bool = False
     snapshots: int = 0
     sliced_layers: int = 0
-    verifies_drafts: bool = False
 
 
 def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> OpenedExecutor:
@@ -125,5 +123,4 @@ def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> Opened
         recurrent=recurrent,
         snapshots=loaded.snapshots,
         sliced_layers=len(spec.layers) if backend.slices_layers and not recurrent else 0,
-        verifies_drafts=backend.verifies_drafts,
     )

@@ -153,12 +153,14 @@ class PromptChoices:
 
     Attributes:
         cached_tokens: prompt tokens found in the prefix cache, by the choice that found fewest.
+        drafted, drafts_accepted: drafts that were verified for its choices, and those of them that
+            became tokens.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, prepared: Prepared, prompt: int, stops: StopSet | None = None
     ) -> None:
-        self.cached_tokens = 0
+        self.cached_tokens = self.drafted = self.drafts_accepted = 0
         self._sampling: SamplingParams = prepared.sampling[prompt]
         self._free = prepared.rules.program.free
         computed = self._sampling.outputs
@@ -247,6 +249,8 @@ class PromptChoices:
             raise TidemillError(
                 ErrorKind.UNAVAILABLE, "the engine is shutting down", retryable=True
             )
+        self.drafted += output.drafted
+        self.drafts_accepted += output.drafts_accepted
         if output.cached_tokens is not None:
             known, cached = self._cached, output.cached_tokens
             self._cached = cached if known is None else min(known, cached)

@@ -44,6 +44,7 @@ HEAD_CHARS = 2**15
 CHECKED_AT_ONCE = 2**16
 """Token ids that are checked without a pause."""
 
+_TOKEN_CHARS = 8  # of text that tokens may take, on average
 _NO_OPTIONS = OutputOptions()
 
 
@@ -59,6 +60,7 @@ class Prepared:
         options: the tools, thinking and constraint that the rules were made from.
         dropped: indices of the messages that were left out (`GenerateRequest.drop_oldest`).
         cut: names of the prompts of which only the end is used (`GenerateRequest.keep_last`).
+        prediction: token ids of `GenerateRequest.prediction`, at most as many as the context holds.
     """
 
     request: GenerateRequest
@@ -68,6 +70,7 @@ class Prepared:
     options: OutputOptions = _NO_OPTIONS
     dropped: tuple[int, ...] = ()
     cut: tuple[str, ...] = ()
+    prediction: tuple[int, ...] = ()
 
     @property
     def at_start(self) -> bool:
@@ -105,6 +108,8 @@ class Prepared:
             max_queue_time=max_queue_time,
             program=self._program(sampling),
             adapter=request.adapter,
+            speculation=request.speculation,
+            prediction=self.prediction,
         )
 
 
@@ -127,6 +132,8 @@ def engine_request(
     program: OutputProgram | None = None,
     adapter: str | None = None,
     pooling: Pooling | None = None,
+    speculation: str | None = None,
+    prediction: tuple[int, ...] = (),
 ) -> EngineRequest:
     """A request to the engine.
 
@@ -137,7 +144,7 @@ def engine_request(
         arrival: seconds of `base.clock.monotonic`.
         place: prompts or inputs of the same request before this one.
         max_queue_time: seconds from `arrival` within which it must start; None: no limit.
-        program, adapter, pooling: see `EngineRequest`.
+        program, adapter, pooling, speculation, prediction: see `EngineRequest`.
     """
     return EngineRequest(
         request_id=request_id,
@@ -155,6 +162,8 @@ def engine_request(
         start_by=None if max_queue_time is None or caller.background else arrival + max_queue_time,
         pooling=pooling,
         background=caller.background,
+        speculation=speculation,
+        prediction=prediction,
     )
 
 
@@ -200,7 +209,17 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
         )
         for prompt, name in zip(prompts, names.numbered(len(prompts)), strict=True)
     ]
-    return Prepared(request, prompts, resolved, rules, options, dropped, cut)
+    prediction = await _prediction(model, request.prediction, pace) if request.prediction else ()
+    return Prepared(request, prompts, resolved, rules, options, dropped, cut, prediction)
+
+
+async def _prediction(model: Model, text: str, pace: Pace) -> tuple[int, ...]:
+    """Token ids of the beginning of an expected output that fits into the context."""
+    limit = model.info.max_model_len
+    text = text[: _TOKEN_CHARS * limit]
+    return tuple(await pace.short(len(text), model.tokenizer.encode, text, add_special=False))[
+        :limit
+    ]
 
 
 async def _with_ids(model: Model, request: GenerateRequest, pace: Pace) -> GenerateRequest:

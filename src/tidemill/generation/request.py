@@ -153,6 +153,8 @@ class GenerateRequest:
             than that is an error.
         ends_with_context: `sampling.max_tokens` is an upper bound: where the context has less room,
             it ends the output, and nothing is refused.
+        speculation: what drafts tokens for it (`contract.request.DRAFTERS`); None: the engine's.
+        prediction: text that the output is expected to be like; drafts are taken from it.
         caller: who asks, with priority and deadline.
         arrival: seconds of `base.clock.monotonic` when the request was received.
         names: for errors.
@@ -175,6 +177,8 @@ class GenerateRequest:
     gap: Gap | None = None
     context: int | None = None
     ends_with_context: bool = False
+    speculation: str | None = None
+    prediction: str = ""
     caller: Caller = ANONYMOUS
     arrival: float = 0.0
     names: Names = _PLAIN_NAMES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidemill.contract.request import OFF, EngineRequest
+from tidemill.contract.request import EngineRequest
 from tidemill.sched.sequence import OrderKey, Sequence
 
 # Until step times have been measured, a step with decode rows spends at most one part in so many
@@ -90,8 +90,8 @@ class Limits:
             else 0.
         whole_prompts: a prompt is computed in one step (bidirectional attention).
         generates: the model has an output layer.
-        verifies_drafts: the executor computes rows with drafts.
-        speculate: what drafts where a request does not say it; see `contract.request.DRAFTERS`.
+        speculation: what drafts where a request does not say it (`contract.request.DRAFTERS`);
+            None: the executor verifies no drafts.
     """
 
     max_num_seqs: int
@@ -104,8 +104,7 @@ class Limits:
     layers: int = 0
     whole_prompts: bool = False
     generates: bool = True
-    verifies_drafts: bool = False
-    speculate: str = OFF
+    speculation: str | None = None
 
 
 def order_key(request: EngineRequest, receipt: int, choice: int) -> OrderKey:

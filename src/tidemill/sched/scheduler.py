@@ -20,14 +20,13 @@ from tidemill.base.log import get_logger
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import (
     DRAFTERS,
-    LOOKUP,
-    OFF,
     POOLINGS,
     ChoiceOutput,
     EngineRequest,
     FinishReason,
     Pooling,
     RequestError,
+    drafter_of,
 )
 from tidemill.contract.sampling import MAX_CHOICES
 from tidemill.contract.wire import EngineStats
@@ -300,16 +299,11 @@ class Scheduler:
 
     def _drafter(self, request: EngineRequest) -> str:
         """What drafts for a request; empty: nothing."""
-        if not self.limits.verifies_drafts or request.pooling is not None:
-            return ""
-        if request.sampling.beam_width:
-            return ""  # a beam's next token depends on all beams
-        chosen = request.speculation
-        if chosen is None:
-            chosen = self.limits.speculate
-            if chosen == OFF and request.prediction:
-                chosen = LOOKUP
-        return "" if chosen == OFF else chosen
+        if request.pooling is not None or request.sampling.beam_search:
+            return ""  # of a beam's next token all beams decide
+        return drafter_of(
+            self.limits.speculation, request.speculation, expected=bool(request.prediction)
+        )
 
     def _enqueue(self, owner: RequestState) -> None:
         """Queue the first choice, which computes the prompt. The others are held until then and

@@ -12,6 +12,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import VectorData
 from tidemill.contract.config import EngineConfig
+from tidemill.contract.request import OFF
 from tidemill.contract.wire import EngineInfo
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.kv_check import NARROW, check_kv
@@ -30,6 +31,10 @@ from tidemill.worker.sizing import (
 
 Progress = Callable[[str], None]
 
+_NO_DRAFTS = (
+    "no speculation: models that keep a state per sequence, and models that transformers runs, "
+    "verify no drafts"
+)
 _NO_PREFIXES = (
     "prefix caching: off, since the cache has no memory to keep states of this model's recurrent "
     "layers; give more --kv-memory"
@@ -145,6 +150,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         *lost,
         *([narrowed] if narrowed else []),
         *getattr(backend, "notes", ()),
+        *([] if backend.verifies_drafts or config.speculate == OFF else [_NO_DRAFTS]),
         *cache.notes,
         *([_NO_SHARING if foreign else _NO_PREFIXES] if config.prefix_caching and not kept else []),
     )
@@ -184,6 +190,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         eos_token_ids=eos,
         notes=notes,
         identity=identity,
+        speculation=config.speculate if backend.verifies_drafts else None,
         family=spec.family,
         parameters=spec.parameters() if foreign is None else 0,
     )

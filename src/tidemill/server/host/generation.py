@@ -63,6 +63,10 @@ class Generation(Protocol):
     def cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache."""
 
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Drafts that became tokens of the output, and drafts that did not, over all choices."""
+
     def steps(self) -> AsyncGenerator[list[ChoiceDelta], None]:
         """Run it and yield the output of each step, at most one delta per choice.
 
@@ -144,6 +148,12 @@ class EngineGeneration:
     def cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache."""
         return sum(prompt.cached_tokens for prompt in self._prompts)
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Drafts that became tokens of the output, and drafts that did not, over all choices."""
+        accepted = sum(prompt.drafts_accepted for prompt in self._prompts)
+        return accepted, sum(prompt.drafted for prompt in self._prompts) - accepted
 
     async def steps(self) -> AsyncGenerator[list[ChoiceDelta], None]:
         """Submit the requests and yield the output of each step, at most one delta per choice.

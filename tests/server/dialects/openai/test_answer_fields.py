@@ -147,12 +147,31 @@ def test_fields_that_say_something_by_another_name(
     assert engine.requests[-1].prompt_token_ids == (256, *RENDERED)
 
 
-def test_a_prediction_changes_nothing(http: httpx.Client) -> None:
-    parts = [{"type": "text", "text": "tide"}]
+def test_a_prediction_is_drafted_and_changes_nothing(
+    http: httpx.Client, engine: ScriptedEngine
+) -> None:
+    parts = [{"type": "text", "text": "ti"}, {"type": "text", "text": "de"}]
     for content in ("tide", parts):
         prediction = {"type": "content", "content": content}
         answer = whole(http, CHAT, **ASK, prediction=prediction)
         assert answer["choices"][0]["message"]["content"] == "tide"
+        assert engine.requests[-1].prediction == tuple(b"tide")
+        assert answer["usage"]["completion_tokens_details"] == {
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        }
+    whole(http, CHAT, **ASK)
+    assert engine.requests[-1].prediction == ()
+
+
+def test_speculation_of_a_request(http: httpx.Client, engine: ScriptedEngine) -> None:
+    for path, ask in ((TEXT, {"prompt": "x"}), (CHAT, ASK)):
+        for asked in ("off", "lookup", None):
+            answer = whole(http, path, **ask, speculation=asked, include_effective=True)
+            assert engine.requests[-1].speculation == asked
+            assert answer["tidemill"]["speculation"] is None, "the engine verifies no drafts"
+        bad = http.post(path, json={**ask, "speculation": "eagle"})
+        assert bad.status_code == 400 and bad.json()["error"]["param"] == "speculation"
 
 
 def test_biases_of_texts(http: httpx.Client, engine: ScriptedEngine) -> None:

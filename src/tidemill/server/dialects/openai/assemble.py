@@ -125,8 +125,15 @@ def usage(generation: Generation) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
     }
+    details: dict[str, int] = {}
     if generation.prepared.rules.thinks:
-        found["completion_tokens_details"] = {"reasoning_tokens": generation.reasoning_tokens}
+        details["reasoning_tokens"] = generation.reasoning_tokens
+    drafts = generation.drafts
+    if any(drafts) or generation.prepared.prediction:
+        names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+        details |= zip(names, drafts, strict=True)
+    if details:
+        found["completion_tokens_details"] = details
     return found
 
 

@@ -57,8 +57,16 @@ def chat_request(body: schema.ChatRequest, caller: Caller, arrival: float) -> Ge
         caller=caller,
         arrival=arrival,
         names=Names("messages", max_tokens_param),
+        prediction=_predicted(body.prediction),
         **prompt_fields(body),
     )
+
+
+def _predicted(prediction: schema.Prediction | None) -> str:
+    content = None if prediction is None else prediction.content
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part["text"] for part in content)
 
 
 def completion_request(
@@ -105,6 +113,7 @@ def prompt_fields(body: schema.Generation) -> dict[str, Any]:
         "texts": TokenTexts(biased, tuple(body.bad_words or ())),
         "keep_last": _keep_last(body),
         "cut": Cut.END if body.truncation_side == "right" else Cut.START,
+        "speculation": body.speculation,
     }
 
 

@@ -105,6 +105,11 @@ class PipelineGeneration:
         """Of all calls."""
         return self._calling.usage.cached
 
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Not known of calls."""
+        return 0, 0
+
     async def ready(self) -> None:
         """Wait for the process, so that the model's fingerprint is that of the file as it is now.
 
