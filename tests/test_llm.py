@@ -89,6 +89,33 @@ def test_logprobs_of_all_tokens(llm: LLM) -> None:
         assert abs(sum(map(math.exp, values)) - 1) < 1e-4
 
 
+def test_prompts_are_cut_where_that_is_asked(llm: LLM) -> None:
+    tokens = llm.tokenizer.encode("The tide comes in at noon", add_special=False)
+    for side, kept in (("left", tokens[-2:]), ("right", tokens[:2])):
+        asked = {"truncate_prompt_tokens": 2, "truncation_side": side, "add_special_tokens": False}
+        [result] = llm.generate("The tide comes in at noon", _greedy(max_tokens=1), **asked)
+        assert list(result.prompt_token_ids) == kept
+    messages = [{"role": "user", "content": "tide " * 5000}]
+    [result] = llm.chat(messages, _greedy(max_tokens=1), truncate_prompt_tokens=-1)
+    assert len(result.prompt_token_ids) == llm.info.max_model_len - 1
+    for name, value in (
+        ("truncate_prompt_tokens", 0), ("truncation_side", "up"), ("bad_words", "x"),
+        ("add_special_tokens", 1),
+    ):  # fmt: skip
+        with pytest.raises(TidemillError) as caught:
+            llm.generate("x", **{name: value})
+        assert caught.value.param == name
+
+
+def test_an_output_that_repeats_itself_ends(llm: LLM) -> None:
+    rule = {"max_pattern_size": 1, "min_count": 4}
+    bias = {llm.tokenizer.encode("a", add_special=False)[0]: 100.0}
+    params = _greedy(logit_bias=bias, repetition_detection=rule, max_tokens=50)
+    [result] = llm.generate("The tide", params)
+    output = result.outputs[0]
+    assert len(output.token_ids) == 4 and output.finish_reason == "length"
+
+
 def test_prompt_logprobs(llm: LLM) -> None:
     [result] = llm.generate("The tide comes in", _greedy(max_tokens=1, prompt_logprobs=1))
     logprobs = result.prompt_logprobs

@@ -27,7 +27,7 @@ from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.engine.offline import InprocEngine
 from tidemill.generation.choices import ChoiceDelta
-from tidemill.generation.named import PROMPT_FIELDS, prompt_options_of
+from tidemill.generation.named import INPUT_FIELDS, PROMPT_FIELDS, input_members, prompt_options_of
 from tidemill.generation.pace import run_inline
 from tidemill.generation.prepare import Prepared, prepare, render_messages
 from tidemill.generation.preset import Preset
@@ -133,7 +133,7 @@ class LLM:
         *,
         program: OutputProgram | None = None,
         progress: bool = False,
-        **constraint: Any,
+        **options: Any,
     ) -> list[RequestOutput]:
         """Continue one prompt or several; several run as a batch.
 
@@ -141,17 +141,20 @@ class LLM:
             prompts: a text, a sequence of token ids, or a sequence of either.
             params: one for all prompts, or one per prompt. Unset fields take the values that the
                 model's authors recommend, as over HTTP.
-            program: the constraint on every output in the engine's form; excludes `constraint`.
+            program: the constraint on every output in the engine's form; excludes the server's.
             progress: show a progress bar on stderr.
-            **constraint: one of the server's constraint fields: ``response_format``,
-                ``guided_json``, ``guided_regex``, ``guided_choice``, ``guided_grammar``,
-                ``structured_outputs``, ``json_schema``, ``grammar``.
+            **options: the server's fields of the same names: one constraint
+                (``response_format``, ``guided_json``, ``guided_regex``, ``guided_choice``,
+                ``guided_grammar``, ``structured_outputs``, ``json_schema``, ``grammar``);
+                ``truncate_prompt_tokens``, ``truncation_side``, ``add_special_tokens``,
+                ``bad_words``.
 
         Raises:
             TidemillError: BAD_REQUEST naming the field, or the engine's error.
         """
-        _check_options("generate", "prompts", constraint)
-        unknown = sorted(set(constraint) - set(CONSTRAINT_FIELDS))
+        _check_options("generate", "prompts", options)
+        unknown = sorted(set(options) - {*CONSTRAINT_FIELDS, *INPUT_FIELDS})
+        constraint = {k: v for k, v in options.items() if k in CONSTRAINT_FIELDS}
         if unknown:
             raise bad_request(unknown[0], f"generate() knows no {unknown[0]!r}")
         if program is not None and constraint:
@@ -159,7 +162,7 @@ class LLM:
             raise bad_request(name, f"program and {name} exclude each other; give one of them")
         output, texts = OutputRequest.read(constraint), _as_list(prompts)
         batch = [
-            self._continuation(prompt, sampling, output, program)
+            self._continuation(prompt, sampling, output, program, input_members(options))
             for prompt, sampling in zip(texts, self._samplings(texts, params), strict=True)
         ]
         return self._complete(batch, progress=progress)
@@ -182,8 +185,8 @@ class LLM:
             **options: the server's fields of the same names: ``tool_choice``,
                 ``parallel_tool_calls``, ``response_format`` and the other constraints,
                 ``enable_thinking``, ``reasoning_effort``, ``verbosity``, ``thinking_token_budget``,
-                ``add_generation_prompt``, ``continue_final_message``, ``documents``; any other
-                name is a variable of the chat template.
+                ``add_generation_prompt``, ``continue_final_message``, ``documents``, and those of
+                `generate` about the prompt; any other name is a variable of the chat template.
         """
         _check_options("chat", "messages", options)
         first = messages[0] if isinstance(messages, list | tuple) and messages else None
@@ -239,10 +242,10 @@ class LLM:
         if conversation and isinstance(prompt[0], Mapping):
             prepared = self._conversation(prompt, sampling, options)
         else:
-            if options:
-                name = next(iter(options))
-                raise bad_request(name, f"{name} is for conversations")
-            prepared = self._continuation(prompt, sampling, OutputRequest(), None)
+            if others := [name for name in options if name not in INPUT_FIELDS]:
+                raise bad_request(others[0], f"{others[0]} is for conversations")
+            members = input_members(options)
+            prepared = self._continuation(prompt, sampling, OutputRequest(), None, members)
         if sampling.n != 1:
             raise bad_request("n", "stream gives one answer; use generate for several")
         if sampling.chosen:
@@ -318,6 +321,7 @@ class LLM:
         sampling: SamplingParams,
         output: OutputRequest,
         program: OutputProgram | None,
+        members: Mapping[str, Any],
     ) -> Prepared:
         """Prepare a text or token ids that are continued."""
         source = prompt if isinstance(prompt, str) else _token_ids(prompt)
@@ -327,6 +331,7 @@ class LLM:
             output=output,
             program=program,
             arrival=monotonic(),
+            **members,
         )
         return run_inline(prepare(self._model, request))
 
@@ -334,9 +339,8 @@ class LLM:
         self, messages: Any, sampling: SamplingParams, options: Mapping[str, Any]
     ) -> Prepared:
         """Prepare a conversation."""
-        kwargs = {
-            k: v for k, v in options.items() if k not in ANSWER_FIELDS and k not in PROMPT_FIELDS
-        }
+        ours = {*ANSWER_FIELDS, *PROMPT_FIELDS, *INPUT_FIELDS}
+        kwargs = {k: v for k, v in options.items() if k not in ours}
         request = GenerateRequest(
             messages=() if messages is None else messages,  # an error, as an empty list is
             sampling=sampling,
@@ -344,6 +348,7 @@ class LLM:
             prompt_options=prompt_options_of(options, kwargs),
             arrival=monotonic(),
             names=Names("messages"),
+            **input_members(options),
         )
         return run_inline(prepare(self._model, request))
 

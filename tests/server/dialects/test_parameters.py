@@ -10,7 +10,15 @@ import httpx
 import pytest
 from helpers import parameter_matrix
 from helpers.live_server import fake_context, serving
-from helpers.parameter_matrix import COLUMNS, PARAMETERS, Column, as_json, known_in, sample
+from helpers.parameter_matrix import (
+    COLUMNS,
+    PARAMETERS,
+    Column,
+    as_json,
+    known_fields,
+    known_in,
+    sample,
+)
 from helpers.scripted_engine import ScriptedEngine
 
 from tidemill.contract.sampling import SamplingParams
@@ -112,6 +120,18 @@ def test_values_that_change_nothing_are_taken_and_others_name_the_member(column:
             with pytest.raises(InvalidField) as caught:
                 fill(model, {**base, name: {"zz": [1.5]}})
             assert caught.value.path == name
+
+
+def test_what_only_another_dialect_has_is_refused_by_name() -> None:
+    every = {name for column in COLUMNS for name, _ in known_fields(column)}
+    assert len(every) > 250
+    for column in COLUMNS:
+        path, model = list(column.bodies.items())[-1]
+        base = dict(column.base) if not path else {}
+        for name in every - {*model.__struct_fields__, *model.known}:
+            with pytest.raises(InvalidField) as caught:
+                fill(model, {**base, name: 1})
+            assert (caught.value.path, caught.value.code) == (name, "unknown_parameter")
 
 
 def test_the_page_says_what_is_declared() -> None:
