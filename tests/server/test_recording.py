@@ -162,6 +162,19 @@ def test_looking_at_models_is_no_request(server: Recorded) -> None:
     assert server.one().route == "/v1/completions"
 
 
+def test_administrative_acts_are_recorded_with_their_subject(server: Recorded) -> None:
+    server.http.get("/admin/models")
+    assert server.post("/admin/models/sleep", {"model": "tiny"}).status_code == 200
+    record = server.one()
+    assert (record.operation, record.method) == (Operation.ADMIN, "POST")
+    assert (record.route, record.subject) == ("/admin/models/sleep", "tiny")
+    assert (record.outcome, record.charged) == (Outcome.FINISHED, False)
+    status = server.http.delete("/admin/models/some/model").status_code
+    record = server.one()
+    assert (record.method, record.subject) == ("DELETE", "some/model")
+    assert (record.outcome, record.status) == (Outcome.REFUSED, status)
+
+
 def test_a_client_that_leaves_pays_for_what_was_generated() -> None:
     with recorded(ScriptedEngine(lambda request, choice: [97] * 200, step_seconds=0.01)) as server:
         body = CHAT | {"stream": True}

@@ -85,6 +85,7 @@ async def test_sums_by_hour_and_owner(location: Location, spool: Spool) -> None:
         record(8, outcome=Outcome.FAILED, charged=False, cost=None, code="internal_error"),
         record(9, outcome=Outcome.REFUSED, charged=False, cost=None, code="overloaded", status=429),
         record(10, version="2"),
+        record(11, operation=Operation.ADMIN, route="/admin/x", subject="m", charged=False),
     )
     database = await opened(location)
     await write_spool(database, spool)
@@ -103,7 +104,8 @@ async def test_sums_by_hour_and_owner(location: Location, spool: Spool) -> None:
     assert (refused["code"], refused["requests"], refused["key_id"]) == ("overloaded", 1, "k1")
     audited = await database.read(rows(AUDIT_ROWS))
     of_requests = [row for row in audited if row["chain"] == spool.id]
-    assert [row["subject"] for row in of_requests] == [f"req-{n}" for n in range(1, 11)]
+    assert [row["subject"] for row in of_requests] == [*(f"req-{n}" for n in range(1, 11)), "m"]
+    assert [row["kind"] for row in of_requests[9:]] == ["request", "POST /admin/x"]
     assert msgspec.json.decode(of_requests[8]["detail"])["code"] == "overloaded"
     await database.close()
 

@@ -25,7 +25,7 @@ from tidemill.server.admin import usage as admin_usage
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.anthropic.routes import ANTHROPIC
 from tidemill.server.dialects.cohere.embed import COHERE
-from tidemill.server.dialects.dialect import Dialect, Endpoint
+from tidemill.server.dialects.dialect import Dialect, Endpoint, is_act
 from tidemill.server.dialects.kserve.routes import KSERVE
 from tidemill.server.dialects.limit_headers import LIMIT_HEADERS
 from tidemill.server.dialects.llamacpp.routes import LLAMACPP
@@ -38,6 +38,7 @@ from tidemill.server.openapi import document_of, field_names
 from tidemill.server.signposts import Signposts
 from tidemill.server.transport.access_log import AccessLogMiddleware
 from tidemill.server.transport.http import HttpServer, make_server
+from tidemill.telemetry.record import Operation
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC, TGI, OLLAMA, KSERVE, LLAMACPP, COHERE, TEI)
 """The APIs that are served. To add one: its package, and an entry here. The first one's error shape
@@ -137,19 +138,22 @@ def build_app(
     names = cache(lambda: field_names(document()))
     plain = PlainPath(protected, signs.dialect_of)
     if context.recording is not None:
-        context.recording.routes = _recorded(dialects)
+        context.recording.routes = _recorded(dialects, endpoints)
     context.app = AccessLogMiddleware(plain, context.metrics, pattern_of, names, context.recording)
     return context.app
 
 
-def _recorded(dialects: Sequence[Dialect]) -> frozenset[str]:
-    """Patterns of the routes that ask a model for something."""
-    return frozenset(
-        endpoint.path
+def _recorded(
+    dialects: Sequence[Dialect], endpoints: Sequence[Endpoint]
+) -> frozenset[tuple[str, str]]:
+    """Methods and patterns of the routes that ask a model for something, or change the server."""
+    asking = (
+        endpoint
         for dialect in dialects
         for endpoint in dialect.endpoints
         if endpoint.method == "POST" and Role.USER in endpoint.roles
     )
+    return frozenset((e.method, e.path) for e in (*asking, *filter(is_act, endpoints)))
 
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -196,6 +200,7 @@ class EndpointApp:
     def __init__(self, context: ServerContext, endpoint: Endpoint) -> None:
         self._context = context
         self._endpoint = endpoint
+        self._is_act = is_act(endpoint)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -203,6 +208,9 @@ class EndpointApp:
         request = Request(scope, receive, send)
         state = request.state
         state.route = endpoint.path
+        if self._is_act:
+            state.operation = Operation.ADMIN
+            state.subject = ",".join(map(str, request.path_params.values()))
         principal = principal_of(request)
         state.hold = context.bodies.hold(principal)
         try:

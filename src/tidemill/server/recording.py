@@ -69,10 +69,12 @@ class Recording:
     Args:
         sink: takes each record; it neither blocks nor raises.
         prices: what tokens cost.
-        routes: patterns of the routes whose requests are recorded.
+        routes: methods and patterns of the routes whose requests are recorded.
     """
 
-    def __init__(self, sink: Sink, prices: Prices, routes: Collection[str] = ()) -> None:
+    def __init__(
+        self, sink: Sink, prices: Prices, routes: Collection[tuple[str, str]] = ()
+    ) -> None:
         self.sink = sink
         self.prices = prices
         self.routes = frozenset(routes)
@@ -86,7 +88,16 @@ class Recording:
 class OpenRecord:
     """The record of a request that has not ended."""
 
-    __slots__ = ("_at", "_began", "_holders", "_recording", "_route", "_state", "_status")
+    __slots__ = (
+        "_at",
+        "_began",
+        "_holders",
+        "_method",
+        "_recording",
+        "_route",
+        "_state",
+        "_status",
+    )
 
     def __init__(self, recording: Recording, state: State) -> None:
         self._recording = recording
@@ -95,23 +106,24 @@ class OpenRecord:
         self._began = monotonic()
         self._holders = 1
         self._status = 0
-        self._route = ""
+        self._method = self._route = ""
 
     def hold(self) -> Callable[[], None]:
         """Keep it open until what is returned is called."""
         self._holders += 1
         return self._release
 
-    def close(self, status: int, route: str | None) -> None:
+    def close(self, status: int, method: str, route: str | None) -> None:
         """The request has ended, or its last byte is about to be sent.
 
         Args:
             status: of the response.
+            method: HTTP's.
             route: pattern of its route; None: unknown.
         """
         if self._status:
             return
-        self._status, self._route = status, route or ""
+        self._status, self._method, self._route = status, method, route or ""
         self._release()
 
     def _release(self) -> None:
@@ -120,7 +132,7 @@ class OpenRecord:
             self._recording.sink(self._made())
 
     def _wanted(self) -> bool:
-        if self._route not in self._recording.routes:
+        if (self._method, self._route) not in self._recording.routes:
             return False
         # What neither asked a model for anything nor was refused: a look at a model's description.
         return "operation" in self._state or self._status >= 400
@@ -155,7 +167,9 @@ class OpenRecord:
             key=_key_of(principal),
             user=getattr(principal, "user", ""),
             client="" if principal is None else principal.client_id,
+            method=self._method,
             route=self._route,
+            subject=state.get("subject", ""),
             operation=state.get("operation", Operation.NONE),
             model=model,
             version=version,

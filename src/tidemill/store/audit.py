@@ -29,6 +29,7 @@ CHAIN_BEGUN = "chain.begin"
 SEAL_ROWS = 1000
 """Rows of a chain between two seals that stay; its head is sealed with every transaction."""
 
+_MOST_KIND = 64
 _MOST_TEXT = 128
 _sealer: Sealer | None = None
 
@@ -85,7 +86,7 @@ def append(connection: Connection, chain: str, rows: Sequence[Row]) -> None:
     values = []
     for at, kind, actor, subject, detail in rows:
         seq += 1
-        kind, actor, subject = _text(kind), _text(actor), _text(subject)
+        kind, actor, subject = _text(kind)[:_MOST_KIND], _text(actor), _text(subject)
         before = hash_of(before, seq, at, kind, actor, subject, digest_of(detail))
         values.append(
             {

@@ -48,13 +48,15 @@ class Tally:
             except msgspec.DecodeError:
                 self.unreadable += 1
                 continue
-            if record.outcome is Outcome.REFUSED:
+            kind, subject = REQUEST, record.id
+            if record.operation is Operation.ADMIN:
+                kind, subject = f"{record.method} {record.route}", record.subject
+            elif record.outcome is Outcome.REFUSED:
                 self._refused(record)
             else:
                 self._count(record)
             actor = record.key or record.client
-            detail = _detail(record).decode()
-            self._audited.append(Row(record.at, REQUEST, actor, record.id, detail))
+            self._audited.append(Row(record.at, kind, actor, subject, _detail(record).decode()))
 
     def _count(self, r: RequestRecord) -> None:
         key = (

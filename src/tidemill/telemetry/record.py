@@ -16,6 +16,7 @@ class Operation(StrEnum):
     SCORE = "score"
     COUNT = "count"  # tokens are counted, nothing is computed
     RESUME = "resume"  # a stream is read again, whose record is its first request's
+    ADMIN = "admin"  # an administrative act; it counts in no usage
 
 
 class Outcome(StrEnum):
@@ -39,7 +40,8 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         duration: until the last byte of the answer, or until its generation ended.
         organisation, team, key, user: ids of who asked; empty: none.
         client: the principal, as for fairness: ``key:NAME`` or ``addr:ADDRESS``.
-        route: its pattern; never the path.
+        method, route: HTTP's, and the route's pattern; never the path.
+        subject: of an administrative act, what it was done to.
         operation: what it wanted.
         model, version: that answered; empty where none was found.
         prompt, cached, generated, reasoning: tokens, as measured. `cached` counts among `prompt`,
@@ -66,7 +68,9 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     key: str = ""
     user: str = ""
     client: str = ""
+    method: str = "POST"
     route: str = ""
+    subject: str = ""
     operation: Operation = Operation.NONE
     model: str = ""
     version: str = ""

@@ -167,11 +167,20 @@ async def read_model(
     request.state.sent_as = names  # later errors use the names as sent
     if len(body) <= SHORT_BODY_BYTES:
         await next_turn()
-        return parse_body(model, body, limits, names)
+        read = parse_body(model, body, limits, names)
+        _note_subject(request, read)
+        return read
     if len(body) > LARGE_BODY_BYTES:
         hold: Hold = request.state.hold
         await hold.enter_lane()
     return await asyncio.to_thread(parse_body, model, body, limits, names)
+
+
+def _note_subject(request: Request, body: object) -> None:
+    """What an administrative act is done to, where its path does not say it; for the audit log."""
+    if request.scope["state"].get("subject") == "":
+        named = (getattr(body, name, None) for name in ("model", "name", "source"))
+        request.state.subject = next((name for name in named if isinstance(name, str)), "")
 
 
 def parse_body(

@@ -47,6 +47,12 @@ class Endpoint:
     streams: tuple[str, ...] = ()
 
 
+def is_act(endpoint: Endpoint) -> bool:
+    """Whether a route changes the server, which takes a role that users have not."""
+    roles = endpoint.roles
+    return endpoint.method not in ("GET", "HEAD") and bool(roles) and Role.USER not in roles
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One API that clients speak.

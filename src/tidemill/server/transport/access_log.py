@@ -113,7 +113,7 @@ class AccessLogMiddleware:
                 self._metrics.on_response(status)
             elif record is not None and not message.get("more_body", False):
                 # Before the last byte: what a client has whole has been recorded.
-                record.close(status, self._route(scope))
+                record.close(status, method, self._route(scope))
             await send(message)
 
         try:
@@ -126,7 +126,7 @@ class AccessLogMiddleware:
             # Of a connection that has become another protocol's: what that left.
             ended = status or scope["state"].get("status") or CLIENT_CLOSED_REQUEST
             if record is not None:
-                record.close(ended, self._route(scope))
+                record.close(ended, method, self._route(scope))
             self._heap_trimmer.done()
             self._log(scope, method, ended, monotonic() - began)
 
