@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tidemill.base.clock import monotonic
+from tidemill.contract.request import RequestTimings
 
 
 @dataclass(slots=True)
@@ -16,12 +17,14 @@ class Times:
         arrival: it was received.
         leased: its model was loaded.
         first, last: its first and its latest token came.
+        scheduled: its prompt was begun to be computed, where the engine told that.
     """
 
     arrival: float
     leased: float
     first: float | None = None
     last: float = 0.0
+    scheduled: float | None = None
 
     def tick(self) -> None:
         """A token came."""
@@ -29,10 +32,24 @@ class Times:
         if self.first is None:
             self.first = self.last
 
+    def measured(self, engine: RequestTimings | None) -> Times:
+        """The same as the engine measured it, where it has: several tokens may come here at once.
+        A request that ends here (at a stop string) is not measured there."""
+        if engine is None or not engine.first_token:
+            return self
+        return replace(
+            self,
+            scheduled=engine.first_scheduled or None,
+            first=engine.first_token,
+            last=engine.finished,
+        )
+
     @property
     def prompt_seconds(self) -> float:
-        """From the model's readiness to the first token."""
-        return 0.0 if self.first is None else self.first - self.leased
+        """From the beginning of the prompt's computation, else the model's readiness, to the first
+        token."""
+        begun = self.leased if self.scheduled is None else self.scheduled
+        return 0.0 if self.first is None else self.first - begun
 
     @property
     def output_seconds(self) -> float:

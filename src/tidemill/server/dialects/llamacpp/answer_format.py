@@ -195,8 +195,11 @@ class LlamaFormat:
 
     def _timings(self, index: int) -> dict[str, Any]:
         answer = self._answers[index]
-        cached = self._generation.cached_tokens if len(self._answers) == 1 else 0
-        return answer.times.timings(self._evaluated(index), cached, len(answer.tokens))
+        cached, times = 0, answer.times
+        if len(self._answers) == 1:
+            cached = self._generation.cached_tokens
+            times = times.measured(self._generation.timings)
+        return times.timings(self._evaluated(index), cached, len(answer.tokens))
 
 
 def _selected(document: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:

@@ -186,9 +186,10 @@ class OllamaFormat:
 
     def _end(self, generation: Generation) -> dict[str, Any]:
         dropped = generation.prepared.dropped
+        times = self._times.measured(generation.timings)
         return {
             "done": True,
             "done_reason": "stop" if self._finish == TOOL_CALLS else self._finish,
-            **durations(self._times, generation.prompt_tokens, generation.completion_tokens),
+            **durations(times, generation.prompt_tokens, generation.completion_tokens),
             **({"dropped_messages": dropped} if dropped else {}),
         }

@@ -113,7 +113,7 @@ class Envelope:
 def timings(times: Times, generation: Generation) -> dict[str, Any]:
     """The `timings` object: over all prompts and choices."""
     prompt, output = generation.prompt_tokens, generation.completion_tokens
-    return times.timings(prompt, generation.cached_tokens, output)
+    return times.measured(generation.timings).timings(prompt, generation.cached_tokens, output)
 
 
 def usage(generation: Generation) -> dict[str, Any]:
