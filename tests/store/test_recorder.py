@@ -287,6 +287,37 @@ async def test_without_a_database_records_wait_and_then_count(
     await database.close()
 
 
+async def test_refusals_of_a_kind_are_one_record_a_flush(
+    location: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_REFUSALS", 3)
+    database = await opened(location)
+
+    async def open_database() -> Database:
+        return database
+
+    recorder = Recorder(tmp_path / "spool", open_database)
+
+    def refuse(status: int, code: str, client: str) -> None:
+        changes = {"status": status, "code": code, "client": client, "key": ""}
+        recorder.add(record(1, outcome=Outcome.REFUSED, charged=False, cost=None, **changes))
+
+    for _ in range(50):
+        refuse(401, "invalid_api_key", "addr:1")
+        refuse(429, "overloaded", "addr:1")
+        refuse(404, "model_not_found", "addr:1")
+    for n in range(10):  # more clients than are told apart
+        refuse(401, "invalid_api_key", f"addr:1{n}")
+    await recorder.close()
+    counts = Counter[str]()
+    for row in await database.read(rows(USAGE_REFUSALS)):
+        counts[row["code"]] += row["requests"]
+    assert counts == {"invalid_api_key": 60, "overloaded": 50, "model_not_found": 50}
+    audited = [r for r in await database.read(rows(AUDIT_ROWS)) if r["kind"] == "request"]
+    assert len(audited) == 50 + 2 + 2
+    await database.close()
+
+
 async def test_a_spool_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("no folder")
     lost: list[int] = []

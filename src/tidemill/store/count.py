@@ -82,7 +82,7 @@ class Tally:
     def _refused(self, r: RequestRecord) -> None:
         owners = (r.key, r.team, r.organisation, r.user)
         key = (*owners, r.at // 1000 // HOUR * HOUR, r.code[:64], r.model, r.version)
-        self._refusals[key] = self._refusals.get(key, 0) + 1
+        self._refusals[key] = self._refusals.get(key, 0) + r.repeats
 
     def write(self, connection: Connection, chain: str) -> None:
         """Write the rows."""

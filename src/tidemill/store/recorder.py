@@ -18,7 +18,7 @@ from tidemill.base.clock import monotonic
 from tidemill.base.errors import TidemillError
 from tidemill.base.log import get_logger
 from tidemill.store.spool import Batch, Position, Spool, left_spools, take_spool
-from tidemill.telemetry.record import RequestRecord
+from tidemill.telemetry.record import Outcome, RequestRecord
 
 if TYPE_CHECKING:
     from tidemill.store.database import Database
@@ -42,6 +42,12 @@ LEFT_SECONDS = 60.0
 
 CLOSE_SECONDS = 3.0
 """How long the end of a server waits for its last records to be written."""
+
+MAX_REFUSALS = 256
+"""Kinds of refusals that are told apart within one flush."""
+
+_TOGETHER = (401, 429)
+"""Statuses of refusals of which those of one client, route and reason are one record."""
 
 _RETRY = (0.2, 5.0)
 _SAID_SECONDS = 60.0
@@ -69,12 +75,7 @@ class Recorder:
         gauges: told of losses.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        database: Callable[[], Awaitable[Database]],
-        gauges: Gauges | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, database: Callable[[], Awaitable[Database]]) -> None:
         self._folder = folder
         self._open_database = database
         self.gauges: Gauges | None = None
@@ -87,6 +88,7 @@ class Recorder:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._said_at = 0.0
+        self._refused: dict[tuple[str, ...], tuple[RequestRecord, int]] = {}
         self._closing = False
 
     @property
@@ -94,22 +96,38 @@ class Recorder:
         """Records of this process that are not in the database yet."""
         return 0 if self._spool is None else self._spool.appended - self._counted
 
-    @property
-    def server_id(self) -> str:
-        """Id of the spool, and of the audit chain; empty before the first record."""
-        return "" if self._spool is None else self._spool.id
-
     def add(self, record: RequestRecord) -> None:
         """Take a record."""
-        spool = self._spool or self._take()
-        if spool is None or not spool.append(self._encode(record)):
-            self._lose()
-            return
-        if self._timer is None:
+        if record.status in _TOGETHER:
+            self._hold(record)
+        else:
+            self._append(record)
+        if self._timer is None and not self._closing:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(FLUSH_SECONDS, self._due)
             if self._task is None:
                 self._task = loop.create_task(self._run())
+
+    def _append(self, record: RequestRecord) -> None:
+        spool = self._spool or self._take()
+        if spool is None or not spool.append(self._encode(record)):
+            self._lose()
+
+    def _hold(self, record: RequestRecord) -> None:
+        """Keep a refusal until the next flush, with others of its kind: whoever sends requests
+        that cannot succeed, as fast as it can, must not fill the spool and the database."""
+        kind = (record.key, record.client, record.route, record.code, record.model)
+        if kind not in self._refused and len(self._refused) >= MAX_REFUSALS:
+            kind = ("", "", "", record.code, "")
+            record = RequestRecord("", record.at, code=record.code, status=record.status)
+            record = msgspec.structs.replace(record, outcome=Outcome.REFUSED)
+        first, count = self._refused.get(kind, (record, 0))
+        self._refused[kind] = first, count + 1
+
+    def _release(self) -> None:
+        for first, count in self._refused.values():
+            self._append(msgspec.structs.replace(first, repeats=count))
+        self._refused.clear()
 
     def _take(self) -> Spool | None:
         if self._wrong is None and not self._closing:
@@ -134,6 +152,7 @@ class Recorder:
 
     def _due(self) -> None:
         self._timer = None
+        self._release()
         self._wake.set()
 
     # -- into the database -------------------------------------------------------------------
@@ -145,7 +164,8 @@ class Recorder:
             await self._wake.wait()
             self._wake.clear()
             spool, now = self._spool, monotonic()
-            assert spool is not None
+            if spool is None:
+                continue
             if now - synced >= SYNC_SECONDS:
                 synced = now
                 await asyncio.to_thread(_keep_up, spool)
@@ -174,19 +194,21 @@ class Recorder:
         self._counted = max(self._counted, goal)
 
     async def flush(self) -> None:
-        """Write what has been spooled so far.
+        """Write all that has been recorded so far.
 
         Raises:
             TidemillError: the database does not answer.
         """
+        self._release()
         if self._spool is not None:
             await self._write_all(await self._open_database(), self._spool)
 
     async def close(self) -> None:
         """Write the last records, where the database takes them now, and release the spool."""
-        self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+        self._release()
+        self._closing = True
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -56,6 +56,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         cost: billionths of the currency's unit; None: its model has no price.
         queued, prefill, decode: time in the engine until its first step, until its first token,
             and until its end.
+        repeats: refusals that this one stands for, of the same client, route and reason.
         computed: compute time of its share of the engine's steps.
         energy: microjoules.
     """
@@ -86,6 +87,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     streamed: bool = False
     charged: bool = False
     cost: int | None = None
+    repeats: int = 1
     queued: int | None = None
     prefill: int | None = None
     decode: int | None = None
