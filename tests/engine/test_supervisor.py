@@ -165,6 +165,20 @@ async def test_killed_again_and_again_the_answers_are_the_same(engine: Engine) -
     assert stats.blocks_used == stats.running == stats.queued == 0
 
 
+async def test_a_beam_search_is_searched_again(engine: Engine) -> None:
+    def batch(tag: str) -> list[EngineRequest]:
+        search = {"n": 3, "beam_width": 4, "temperature": None, "logprobs": 1}
+        return [_request(1, tag, 300, **search), _request(3, tag)]
+
+    want = await _all(engine, batch("calm"))
+    before = engine.received
+    got = asyncio.ensure_future(_all(engine, batch("storm")))
+    for tokens in (20, 150):
+        await engine.told(before + tokens)
+        await engine.kill()
+    assert await got == want
+
+
 async def test_a_stopped_engine_is_replaced(engine: Engine) -> None:
     want = await _all(engine, _batch("calm", 24))
     before = engine.received
