@@ -2,6 +2,7 @@
 
 #include <nanobind/ndarray.h>
 
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,28 @@ nb::object to_tuple(Logprobs&& logprobs) {
                         to_numpy(std::move(logprobs.values), {count, width}));
 }
 
+// backends/base.py's SamplerExtras; SAMPLER_OPTIONS is SamplerOptions in memory.
+SamplerExtras read_extras(nb::handle x) {
+  SamplerExtras extras;
+  extras.row = read<int32_t>(x, "row");
+  const nb::object records = x.attr("options");
+  const auto bytes = array<uint8_t, 2>(records, "options");
+  if (bytes.shape(1) != sizeof(SamplerOptions)) {
+    throw internal_error("options: a record has " + std::to_string(bytes.shape(1)) + " bytes", "options");
+  }
+  extras.options.resize(bytes.shape(0));
+  if (bytes.size() > 0) std::memcpy(extras.options.data(), bytes.data(), bytes.size());
+  extras.breakers_start = read<int32_t>(x, "breakers_start");
+  extras.breakers = read<int32_t>(x, "breakers");
+  extras.bad_words_start = read<int32_t>(x, "bad_words_start");
+  extras.bad_words = read<int32_t>(x, "bad_words");
+  const nb::object masks = x.attr("allowed");
+  const auto allowed = array<uint8_t, 2>(masks, "allowed");
+  extras.allowed_bytes = static_cast<int64_t>(allowed.shape(1));
+  extras.allowed.assign(allowed.data(), allowed.data() + allowed.size());
+  return extras;
+}
+
 }  // namespace
 
 SamplingInput read_sampling(nb::handle s) {
@@ -92,6 +115,7 @@ SamplingInput read_sampling(nb::handle s) {
   in.history_start = read<int32_t>(s, "history_start");
   in.history = read<int32_t>(s, "history");
   in.history_prompt = read<int32_t>(s, "history_prompt");
+  if (const nb::object extras = s.attr("extras"); !extras.is_none()) in.extras = read_extras(extras);
   if (const nb::object beams = nb::getattr(s, "candidates", nb::none()); !beams.is_none()) {
     in.candidates = read<int32_t>(s, "candidates");
   }

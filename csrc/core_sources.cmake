@@ -29,7 +29,9 @@ set(TIDEMILL_CORE_SOURCES
   sample/candidates.cpp
   sample/exp_row.cpp
   sample/filters.cpp
+  sample/history.cpp
   sample/logprobs.cpp
+  sample/mirostat.cpp
   sample/race.cpp
   sample/sampler.cpp
   step/check.cpp

@@ -1,6 +1,7 @@
 // A step as the executor sees it: copies of backends/base.py's StepInputs and StepOutputs with the same
 // names and meaning.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -14,6 +15,33 @@ constexpr int32_t kNoTokenLeft = -1;      // the mask or bans left no token
 constexpr int32_t kLogitsNotFinite = -2;  // a logit is NaN or infinite
 constexpr int32_t kNotReached = -3;       // a draft before this position was rejected
 
+// Options of a row that uses more of the sampler than the fields of SamplingInput: backends/base.py's
+// SAMPLER_OPTIONS, field for field. docs/sampling.md has the definitions.
+struct SamplerOptions {
+  float typical_p, top_a, top_n_sigma, epsilon_cutoff, eta_cutoff;
+  float xtc_probability, xtc_threshold;
+  float dynatemp_range, dynatemp_exponent, smoothing_factor, smoothing_curve;
+  float dry_multiplier, dry_base;
+  float mirostat_tau, mirostat_eta;
+  int32_t dry_allowed_length, dry_penalty_last_n, repeat_last_n, no_repeat_ngram_size, mirostat;
+  int32_t allowed;  // row of SamplerExtras::allowed; -1: every token
+};
+
+// Rows with SamplerOptions; empty if no row has any.
+struct SamplerExtras {
+  std::vector<int32_t> row;  // per sampled position: its options, or -1
+  std::vector<SamplerOptions> options;
+  std::vector<int32_t> breakers_start, breakers;    // of DRY, ids by options
+  std::vector<int32_t> bad_words_start, bad_words;  // by options: sequences, each after its length
+  int64_t allowed_bytes = 0;
+  std::vector<uint8_t> allowed;  // [masks, allowed_bytes], bits as of a token mask
+
+  const SamplerOptions* of(int64_t s) const {
+    if (row.empty() || row[static_cast<size_t>(s)] < 0) return nullptr;
+    return &options[static_cast<size_t>(row[static_cast<size_t>(s)])];
+  }
+};
+
 struct SamplingInput {
   std::vector<float> temperature, top_p, min_p, presence, frequency, repetition;
   std::vector<int32_t> top_k;
@@ -23,6 +51,7 @@ struct SamplingInput {
   std::vector<float> bias_value;
   std::vector<int32_t> history_start, history, history_prompt;
   std::vector<int32_t> candidates;  // per row; empty: no row is a beam
+  SamplerExtras extras;
 
   int64_t rows() const { return static_cast<int64_t>(temperature.size()); }
 };

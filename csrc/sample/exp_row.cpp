@@ -79,6 +79,65 @@ double sum_row(const float* e, int64_t n) {
   return sum;
 }
 
+TIDEMILL_CLONES
+double dot_row(const float* e, const float* z, int64_t n) {
+  double lanes[8] = {};
+  const int64_t whole = n / 8 * 8;
+  for (int64_t i = 0; i < whole; i += 8) {
+    for (int l = 0; l < 8; ++l) {
+      const float value = e[i + l] > 0.0f ? z[i + l] : 0.0f;
+      lanes[l] += static_cast<double>(e[i + l]) * static_cast<double>(value);
+    }
+  }
+  for (int64_t i = whole; i < n; ++i) {
+    const float value = e[i] > 0.0f ? z[i] : 0.0f;
+    lanes[i - whole] += static_cast<double>(e[i]) * static_cast<double>(value);
+  }
+  double sum = 0.0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+namespace {
+
+// Sum of the values above -infinity minus `shift`, squared if wanted, in eight lanes.
+template <bool kSquared>
+inline double sum_shifted(const float* x, int64_t n, double shift) {
+  double lanes[8] = {};
+  for (int64_t i = 0; i < n; i += 8) {
+    const int count = n - i < 8 ? static_cast<int>(n - i) : 8;
+    for (int l = 0; l < count; ++l) {
+      const double d = x[i + l] > -kInfinity ? static_cast<double>(x[i + l]) - shift : 0.0;
+      lanes[l] += kSquared ? d * d : d;
+    }
+  }
+  double sum = 0.0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace
+
+TIDEMILL_CLONES
+Moments moments(const float* x, int64_t n) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) count += x[i] > -kInfinity;
+  if (count == 0) return {0, 0.0, 0.0};
+  const double mean = sum_shifted<false>(x, n, 0.0) / static_cast<double>(count);
+  return {count, mean, sum_shifted<true>(x, n, mean) / static_cast<double>(count)};
+}
+
+TIDEMILL_CLONES
+void smooth_row(float* z, float* e, int64_t n, float factor, float curve) {
+  const float k = (3.0f - curve) / 2.0f * factor, s = (curve - 1.0f) / 2.0f * factor;
+  for (int64_t i = 0; i < n; ++i) {
+    const float t = z[i] < -1e6f ? -1e6f : z[i];
+    const float smoothed = t * t * (s * t - k);
+    z[i] = z[i] == -kInfinity ? z[i] : smoothed;
+  }
+  scaled_exp(z, n, 0.0f, 1.0f, z, e);
+}
+
 namespace {
 
 constexpr int64_t kBlock = 256;

@@ -17,6 +17,20 @@ void scaled_exp(const float* x, int64_t n, float max, float temperature, float* 
 // Sum in double: eight lanes over ascending ids, then the lanes.
 double sum_row(const float* e, int64_t n);
 
+// Sum of e * z over the tokens with e > 0, in the same order.
+double dot_row(const float* e, const float* z, int64_t n);
+
+// Number, mean and population variance of the values above -infinity, in the same order.
+struct Moments {
+  int64_t count;
+  double mean, variance;
+};
+Moments moments(const float* x, int64_t n);
+
+// Quadratic smoothing in place of z, and e = exp(z): z -> -k factor z^2 + s factor z^3, with
+// k = (3 - curve) / 2 and s = (curve - 1) / 2; -infinity stays.
+void smooth_row(float* z, float* e, int64_t n, float factor, float curve);
+
 // Writes ids with z at or above `floor`, ascending, into `ids` (room for n); returns their number.
 int64_t gather_above(const float* z, int64_t n, float floor, int32_t* ids);
 

@@ -1,10 +1,12 @@
 #include "sample/sampler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "sample/exp_row.h"
-#include "sample/race.h"
+#include "sample/portable_math.h"
+#include "sample/temperature.h"
 
 namespace tidemill {
 
@@ -13,40 +15,97 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Up to so many kept tokens, numbers are made one by one.
 constexpr int64_t kFew = 512;
 
+// The least weight that top_a, epsilon and eta cutoffs keep; the most likely token has 1.
+double least_share(const SamplerOptions& options, const Distribution& d) {
+  double least = static_cast<double>(options.top_a) / d.total;
+  least = std::max(least, static_cast<double>(options.epsilon_cutoff) * d.total);
+  if (options.eta_cutoff > 0.0f) {
+    const double eta = options.eta_cutoff;
+    const double flat = std::sqrt(eta) * portable_exp(-entropy(d.z, d.e, d.n, d.total));
+    least = std::max(least, std::min(eta, flat) * d.total);
+  }
+  return std::min(least, 1.0);
+}
+
 template <class T>
 T at(const std::vector<T>& values, int64_t i) {
   return values[static_cast<size_t>(i)];
 }
+
+RandomKey key_of(const SamplingInput& in, int64_t s) {
+  return {at(in.seed, s), static_cast<uint32_t>(at(in.choice, s)),
+          static_cast<uint32_t>(at(in.position, s))};
+}
 }  // namespace
 
 int32_t Sampler::sample(const SamplingInput& in, const SampleRow& row, float* logits) {
-  const int64_t s = row.index;
   float max = max_of(logits, vocab_);
+  mu_ = row.mu;
   if (!row_usable(logits, vocab_) || max == -kInfinity) return kLogitsNotFinite;
-  if (row.mask != nullptr) apply_mask(row.mask, logits);
-  const bool biased = apply_bias(in, s, logits), penalised = apply_penalties(in, row, logits);
-  if (row.mask != nullptr || biased || penalised) {
+  if (change(in, row, logits)) {
     if (!row_usable(logits, vocab_)) return kLogitsNotFinite;  // a penalty overflowed
     max = max_of(logits, vocab_);
     if (max == -kInfinity) return kNoTokenLeft;
   }
-  if (at(in.temperature, s) == 0.0f) {
+  if (at(in.temperature, row.index) == 0.0f) {
     return static_cast<int32_t>(find_first(logits, vocab_, max));
   }
-  return draw(in, s, logits, max);
+  const Kept kept = select(in, row, logits, max);
+  const SamplerOptions* const options = in.extras.of(row.index);
+  if (options == nullptr || options->mirostat == 0) return run_race(kept, key_of(in, row.index));
+  const double mass = Filters::mass({z_.data(), e_.data(), vocab_, 0.0}, kept);
+  const int32_t token = run_race(kept, key_of(in, row.index));
+  mu_ = Mirostat::moved(*options, row.mu, static_cast<double>(e_.data()[token]), mass);
+  return token;
 }
 
 int32_t Sampler::adjust(const SamplingInput& in, const SampleRow& row, float* logits) {
   if (!row_usable(logits, vocab_)) return kLogitsNotFinite;
-  if (row.mask != nullptr) apply_mask(row.mask, logits);
-  apply_bias(in, row.index, logits);
-  apply_penalties(in, row, logits);
+  change(in, row, logits);
   if (!row_usable(logits, vocab_)) return kLogitsNotFinite;
   return max_of(logits, vocab_) == -kInfinity ? kNoTokenLeft : 0;
 }
 
-void Sampler::apply_mask(const uint8_t* mask, float* logits) const {
-  for (int64_t byte = 0; byte * 8 < vocab_; ++byte) {
+bool Sampler::change(const SamplingInput& in, const SampleRow& row, float* logits) {
+  const SamplerOptions* const options = in.extras.of(row.index);
+  if (row.mask != nullptr) apply_mask(row.mask, (vocab_ + 7) / 8, logits);
+  const bool biased = apply_bias(in, row.index, logits);
+  const bool penalized = apply_penalties(in, row, logits);
+  if (options != nullptr) apply_history(in, row, *options, logits);
+  return row.mask != nullptr || biased || penalized || options != nullptr;
+}
+
+// `allowed`, bad words, repeated sequences and DRY.
+void Sampler::apply_history(const SamplingInput& in, const SampleRow& row,
+                            const SamplerOptions& options, float* logits) {
+  const SamplerExtras& extras = in.extras;
+  const int32_t o = at(extras.row, row.index);
+  if (options.allowed >= 0) {
+    apply_mask(extras.allowed.data() + options.allowed * extras.allowed_bytes, extras.allowed_bytes,
+               logits);
+  }
+  const int32_t words = at(extras.bad_words_start, o), words_end = at(extras.bad_words_start, o + 1);
+  if (words == words_end && options.no_repeat_ngram_size == 0 && options.dry_multiplier == 0.0f) {
+    return;
+  }
+  const auto begin = in.history.begin() + at(in.history_start, row.index);
+  history_.assign(begin, in.history.begin() + at(in.history_start, row.index + 1));
+  if (row.pending_token >= 0) history_.push_back(row.pending_token);
+  const History history{history_.data(), static_cast<int64_t>(history_.size()),
+                        at(in.history_prompt, row.index)};
+  ban_words(history, extras.bad_words.data() + words, words_end - words, logits);
+  if (options.no_repeat_ngram_size > 0) ban_ngrams(history, options.no_repeat_ngram_size, logits);
+  if (options.dry_multiplier > 0.0f) {
+    const int32_t breakers = at(extras.breakers_start, o);
+    dry_.apply(history, options, extras.breakers.data() + breakers,
+               at(extras.breakers_start, o + 1) - breakers, logits);
+  }
+}
+
+// Tokens beyond the mask's bytes are banned.
+void Sampler::apply_mask(const uint8_t* mask, int64_t bytes, float* logits) const {
+  if (bytes * 8 < vocab_) std::fill(logits + bytes * 8, logits + vocab_, -kInfinity);
+  for (int64_t byte = 0; byte < bytes && byte * 8 < vocab_; ++byte) {
     if (mask[byte] == 0xff) continue;
     const int64_t end = std::min(vocab_, byte * 8 + 8);
     for (int64_t i = byte * 8; i < end; ++i) {
@@ -80,7 +139,14 @@ bool Sampler::apply_penalties(const SamplingInput& in, const SampleRow& row, flo
   touched_.clear();
   const int32_t begin = at(in.history_start, s), end = at(in.history_start, s + 1);
   const int32_t prompt_end = begin + at(in.history_prompt, s);
-  for (int32_t i = begin; i < end; ++i) count_token(at(in.history, i), i >= prompt_end);
+  const SamplerOptions* const options = in.extras.of(s);
+  int32_t first = begin;
+  if (options != nullptr && options->repeat_last_n >= 0) {  // of which the pending token is one
+    const int32_t pending = row.pending_token >= 0, last_n = options->repeat_last_n;
+    if (last_n == 0) return false;
+    first = std::max(begin, end + pending - last_n);
+  }
+  for (int32_t i = first; i < end; ++i) count_token(at(in.history, i), i >= prompt_end);
   if (row.pending_token >= 0) count_token(row.pending_token, true);
   for (const int32_t token : touched_) {
     Seen& seen = seen_[static_cast<size_t>(token)];
@@ -95,33 +161,92 @@ bool Sampler::apply_penalties(const SamplingInput& in, const SampleRow& row, flo
   return true;
 }
 
-// An exponential race of the kept tokens.
-int32_t Sampler::draw(const SamplingInput& in, int64_t s, const float* logits, float max) {
-  float* const z = z_.ensure(vocab_);
-  float* const e = e_.ensure(round_up(vocab_, kRaceGroup));
-  scaled_exp(logits, vocab_, max, at(in.temperature, s), z, e);
-  const RandomKey key{at(in.seed, s), static_cast<uint32_t>(at(in.choice, s)),
-                      static_cast<uint32_t>(at(in.position, s))};
-  const FilterParams params{at(in.top_k, s), at(in.top_p, s), at(in.min_p, s)};
-  const bool unfiltered = (params.top_k == 0 || params.top_k >= vocab_) && params.top_p >= 1.0f &&
-                          params.min_p == 0.0f;
-  if (!unfiltered) {
-    const double total = params.top_p < 1.0f ? sum_row(e, vocab_) : 0.0;
-    const Filters::Kept kept = filters_.apply({z, e, vocab_, total}, params);
-    if (kept.count <= kFew) return race_among(e, kept.ids, kept.count, key);
-    keep_only(kept, e);
-  }
-  std::fill(e + vocab_, e + round_up(vocab_, kRaceGroup), 0.0f);
-  return race(e, vocab_, find_first(z, vocab_, 0.0f), key);
+Kept Sampler::select(const SamplingInput& in, const SampleRow& row, const float* logits, float max) {
+  const SamplerOptions* const options = in.extras.of(row.index);
+  z_.ensure(vocab_);
+  e_.ensure(round_up(vocab_, kRaceGroup));
+  scale(options, at(in.temperature, row.index), logits, max);
+  Kept kept = filter(in, row.index, options, logits, max);
+  if (options == nullptr) return kept;
+  const Distribution d{z_.data(), e_.data(), vocab_, 0.0};
+  if (options->typical_p < 1.0f) kept = filters_.typical(d, kept, options->typical_p);
+  if (options->xtc_probability > 0.0f) exclude_top(*options, key_of(in, row.index), kept);
+  if (options->mirostat > 0) kept = mirostat_.cut(filters_, d, kept, *options, row.mu);
+  return kept;
 }
 
-void Sampler::keep_only(const Filters::Kept& kept, float* e) const {
-  int64_t begin = 0;
-  for (int64_t i = 0; i <= kept.count; ++i) {
-    const int64_t end = i < kept.count ? kept.ids[i] : vocab_;
-    std::fill(e + begin, e + end, 0.0f);
-    begin = end + 1;
+std::vector<int32_t> Sampler::drawn_from(const SamplingInput& in, const SampleRow& row, float* logits) {
+  change(in, row, logits);
+  const Kept kept = select(in, row, logits, max_of(logits, vocab_));
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < kept.count; ++i) {
+    const auto id = kept.ids == nullptr ? static_cast<int32_t>(i) : kept.ids[i];
+    if (e_.data()[id] > 0.0f) ids.push_back(id);
   }
+  return ids;
+}
+
+// z and e of the row.
+void Sampler::scale(const SamplerOptions* options, float temperature, const float* logits, float max) {
+  float *const z = z_.data(), *const e = e_.data();
+  if (options != nullptr && options->dynatemp_range > 0.0f) {
+    temperature = dynamic_temperature(logits, vocab_, max, temperature, options->dynatemp_range,
+                                      options->dynatemp_exponent, z, e);
+  }
+  scaled_exp(logits, vocab_, max, temperature, z, e);
+  if (options != nullptr && options->smoothing_factor > 0.0f) {
+    smooth_row(z, e, vocab_, options->smoothing_factor, options->smoothing_curve);
+  }
+}
+
+// The filters that look at the whole distribution.
+Kept Sampler::filter(const SamplingInput& in, int64_t s, const SamplerOptions* options,
+                     const float* logits, float max) {
+  FilterParams params;
+  params.top_k = at(in.top_k, s) >= vocab_ ? 0 : at(in.top_k, s);
+  params.top_p = at(in.top_p, s);
+  params.least_e = at(in.min_p, s);
+  Distribution d{z_.data(), e_.data(), vocab_, 0.0};
+  const bool shares = options != nullptr && (options->top_a > 0.0f || options->epsilon_cutoff > 0.0f ||
+                                             options->eta_cutoff > 0.0f);
+  if (params.top_p < 1.0f || shares) d.total = sum_row(d.e, vocab_);
+  if (shares) params.least_e = std::max(params.least_e, least_share(*options, d));
+  if (options != nullptr && options->top_n_sigma > 0.0f) {
+    params.logits = logits;
+    params.max = max;
+    params.sigmas = static_cast<double>(options->top_n_sigma) * std::sqrt(moments(logits, vocab_).variance);
+  }
+  if (params.top_k == 0 && params.top_p >= 1.0f && params.least_e == 0.0 && params.logits == nullptr) {
+    return {nullptr, vocab_};
+  }
+  return filters_.apply(d, params);
+}
+
+// XTC: removes the most likely tokens but one, by a coin.
+void Sampler::exclude_top(const SamplerOptions& options, const RandomKey& key, const Kept& kept) {
+  if (uniform(key, Draw::kXtc) >= static_cast<double>(options.xtc_probability)) return;
+  const Distribution d{z_.data(), e_.data(), vocab_, 0.0};
+  const Kept excluded = filters_.above(d, kept, options.xtc_threshold);
+  for (int64_t i = 0; i < excluded.count; ++i) {
+    z_.data()[excluded.ids[i]] = -kInfinity;
+    e_.data()[excluded.ids[i]] = 0.0f;
+  }
+}
+
+int32_t Sampler::run_race(const Kept& kept, const RandomKey& key) {
+  float* const e = e_.data();
+  if (kept.ids != nullptr && kept.count <= kFew) return race_among(e, kept.ids, kept.count, key);
+  if (kept.ids != nullptr) {
+    int64_t begin = 0;
+    for (int64_t i = 0; i <= kept.count; ++i) {
+      const int64_t end = i < kept.count ? kept.ids[i] : vocab_;
+      std::fill(e + begin, e + end, 0.0f);
+      begin = end + 1;
+    }
+  }
+  std::fill(e + vocab_, e + round_up(vocab_, kRaceGroup), 0.0f);
+  const float top = max_of(e, vocab_);
+  return race(e, vocab_, find_first(e, vocab_, top), key);
 }
 
 }  // namespace tidemill

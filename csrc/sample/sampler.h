@@ -6,6 +6,9 @@
 #include "memory/memory.h"
 #include "runtime/step.h"
 #include "sample/filters.h"
+#include "sample/history.h"
+#include "sample/mirostat.h"
+#include "sample/race.h"
 
 namespace tidemill {
 
@@ -14,6 +17,7 @@ struct SampleRow {
   int64_t index;                 // row of `SamplingInput`
   int32_t pending_token = -1;    // a generated token not yet in the history (FUTURE), or -1
   const uint8_t* mask = nullptr; // 1 bit per token, little-endian, 1 allows; null allows all
+  float mu = 0.0f;               // mirostat's state
 };
 
 // One per thread: holds scratch memory.
@@ -24,17 +28,31 @@ class Sampler {
   // Returns the token of a row, kNoTokenLeft or kLogitsNotFinite. Modifies `logits` [vocab] in place.
   int32_t sample(const SamplingInput& in, const SampleRow& row, float* logits);
 
-  // Applies mask, bias and penalties. Returns 0, kNoTokenLeft or kLogitsNotFinite.
+  // Applies masks, bias, bans and penalties. Returns 0, kNoTokenLeft or kLogitsNotFinite.
   int32_t adjust(const SamplingInput& in, const SampleRow& row, float* logits);
 
+  // The tokens that `sample` would draw from, ascending. Modifies `logits`.
+  std::vector<int32_t> drawn_from(const SamplingInput& in, const SampleRow& row, float* logits);
+
+  // Mirostat's state after the last row of `sample`.
+  float mu() const { return mu_; }
+
  private:
-  void apply_mask(const uint8_t* mask, float* logits) const;
+  // Whether a logit was changed.
+  bool change(const SamplingInput& in, const SampleRow& row, float* logits);
+  void apply_mask(const uint8_t* mask, int64_t bytes, float* logits) const;
   bool apply_bias(const SamplingInput& in, int64_t s, float* logits) const;
+  void apply_history(const SamplingInput& in, const SampleRow& row, const SamplerOptions& options,
+                     float* logits);
   bool apply_penalties(const SamplingInput& in, const SampleRow& row, float* logits);
   void count_token(int32_t token, bool generated);
-  int32_t draw(const SamplingInput& in, int64_t s, const float* logits, float max);
-  // Sets the other tokens' weights to 0.
-  void keep_only(const Filters::Kept& kept, float* e) const;
+  // The tokens to draw from: those of the result that have a weight.
+  Kept select(const SamplingInput& in, const SampleRow& row, const float* logits, float max);
+  void scale(const SamplerOptions* options, float temperature, const float* logits, float max);
+  Kept filter(const SamplingInput& in, int64_t s, const SamplerOptions* options, const float* logits,
+              float max);
+  void exclude_top(const SamplerOptions& options, const RandomKey& key, const Kept& kept);
+  int32_t run_race(const Kept& kept, const RandomKey& key);
 
   struct Seen {
     int32_t generated = 0;
@@ -42,9 +60,12 @@ class Sampler {
   };
   int64_t vocab_;
   std::vector<Seen> seen_;       // all zero between rows
-  std::vector<int32_t> touched_;
-  Buffer<float> z_, e_;
+  std::vector<int32_t> touched_, history_;
+  Buffer<float> z_, e_;          // of the row that is drawn
   Filters filters_;
+  Dry dry_;
+  Mirostat mirostat_;
+  float mu_ = 0.0f;
 };
 
 }  // namespace tidemill

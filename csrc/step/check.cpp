@@ -165,6 +165,40 @@ void check_history(const SamplingInput& s, int64_t vocab) {
   }
 }
 
+void check_bad_words(const SamplerExtras& x, size_t o, int64_t vocab) {
+  const auto end = static_cast<size_t>(x.bad_words_start[o + 1]);
+  for (auto i = static_cast<size_t>(x.bad_words_start[o]); i < end;) {
+    const int32_t length = x.bad_words[i];
+    require(length > 0 && i + 1 + static_cast<size_t>(length) <= end, "sampling.extras.bad_words",
+            "a sequence has no such length");
+    for (size_t j = i + 1; j <= i + static_cast<size_t>(length); ++j) {
+      require(x.bad_words[j] >= 0 && x.bad_words[j] < vocab, "sampling.extras.bad_words", "not a token");
+    }
+    i += static_cast<size_t>(length) + 1;
+  }
+}
+
+void check_extras(const SamplingInput& s, int64_t vocab) {
+  const SamplerExtras& x = s.extras;
+  if (x.row.empty()) return;
+  const auto count = static_cast<int64_t>(x.options.size());
+  require_size(x.row, s.rows(), "sampling.extras.row");
+  for (const int32_t o : x.row) require(o >= -1 && o < count, "sampling.extras.row", "no such options");
+  require_offsets(x.breakers_start, count, static_cast<int64_t>(x.breakers.size()),
+                  "sampling.extras.breakers_start");
+  require_offsets(x.bad_words_start, count, static_cast<int64_t>(x.bad_words.size()),
+                  "sampling.extras.bad_words_start");
+  const int64_t masks =
+      x.allowed_bytes > 0 ? static_cast<int64_t>(x.allowed.size()) / x.allowed_bytes : 0;
+  for (size_t o = 0; o < x.options.size(); ++o) {
+    const SamplerOptions& options = x.options[o];
+    require(options.allowed >= -1 && options.allowed < masks, "sampling.extras.allowed", "no such mask");
+    require(options.dry_allowed_length >= 1 && options.no_repeat_ngram_size >= 0, "sampling.extras",
+            "a length is too small");
+    check_bad_words(x, o, vocab);
+  }
+}
+
 void check_sampling(const StepInput& step, int64_t vocab) {
   int64_t rows = 0;
   for (size_t r = 0; r < step.sample.size(); ++r) rows += step.sample[r] ? step.positions(r) : 0;
@@ -199,6 +233,7 @@ void check_sampling(const StepInput& step, int64_t vocab) {
     require(value < INFINITY, "sampling.bias_value", "must be a number or -inf");
   }
   check_history(s, vocab);
+  check_extras(s, vocab);
 }
 
 }  // namespace

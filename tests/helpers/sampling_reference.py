@@ -91,3 +91,68 @@ def reference(x: np.ndarray, i: SamplingInputs, s: int, mask: np.ndarray | None)
     if i.temperature[s] == 0:
         return int(x.argmax())
     return draw(kept(x, i, s), i, s)
+
+
+def dry_penalties(
+    history: list[int], multiplier: float, base: float, allowed: int, breakers: set[int]
+) -> dict[int, float]:
+    """DRY by its definition: for each token, over all earlier places where it stood, the longest
+    common end of what stood before it and of the history, without breakers."""
+    n, longest = len(history), dict[int, int]()
+    for i in range(1, n):
+        length = 0
+        while length < i and history[i - 1 - length] == history[n - 1 - length]:
+            if history[n - 1 - length] in breakers:
+                break
+            length += 1
+        longest[history[i]] = max(length, longest.get(history[i], 0))
+    return {
+        token: multiplier * base ** (length - allowed)
+        for token, length in longest.items()
+        if length >= allowed and token not in breakers
+    }
+
+
+def truncated(p: np.ndarray, x: np.ndarray, options: dict, u: float) -> np.ndarray:
+    """The kept tokens of probabilities p: bool [vocab]. Filters of one distribution, then typical
+    sampling and XTC on what they keep. x: logits; u: XTC's coin."""
+    entropy = -sum(q * np.log(q) for q in p[p > 0])
+    keep = p > 0
+    if a := options.get("top_a"):
+        keep &= p >= a * p.max() ** 2
+    if epsilon := options.get("epsilon_cutoff"):
+        keep &= (p >= epsilon) | (p == p.max())
+    if eta := options.get("eta_cutoff"):
+        keep &= (p >= min(eta, np.sqrt(eta) * np.exp(-entropy))) | (p == p.max())
+    if n := options.get("top_n_sigma"):
+        keep &= x >= x.max() - n * x[x > -np.inf].astype(np.float64).std()
+    if (share := options.get("typical_p", 1.0)) < 1:
+        q = np.where(keep, p, 0) / p[keep].sum()
+        information = -np.log(np.where(q > 0, q, 1))
+        distance = np.where(q > 0, np.abs(information - (q * information).sum()), np.inf)
+        order = np.argsort(distance, kind="stable")
+        reached = int(np.searchsorted(np.cumsum(q[order]), share))
+        keep[order[reached + 1 :]] = False
+    if (probability := options.get("xtc_probability", 0.0)) and u < probability:
+        q = np.where(keep, p, 0) / p[keep].sum()
+        above = [i for i in np.argsort(-q, kind="stable") if q[i] >= options["xtc_threshold"]]
+        keep[above[:-1]] = False
+    return keep
+
+
+def tempered(x: np.ndarray, temperature: float, options: dict) -> np.ndarray:
+    """Probabilities after dynamic temperature and quadratic smoothing."""
+    d = x.astype(np.float64) - x.max()
+    if spread := options.get("dynatemp_range"):
+        p = np.exp(d) / np.exp(d).sum()
+        entropy = -sum(q * np.log(q) for q in p[p > 0])
+        share = entropy / np.log((x > -np.inf).sum())
+        low, high = max(0.0, temperature - spread), temperature + spread
+        temperature = low + (high - low) * share ** options.get("dynatemp_exponent", 1.0)
+    d = d / temperature
+    if factor := options.get("smoothing_factor"):
+        curve = options.get("smoothing_curve", 1.0)
+        k, s = (3 - curve) / 2, (curve - 1) / 2
+        finite = np.where(d > -np.inf, d, -1e6)
+        d = np.where(d > -np.inf, -k * factor * finite**2 + s * factor * finite**3, d)
+    return np.exp(d) / np.exp(d).sum()

@@ -80,6 +80,44 @@ class BackendMemory:
     promised_bytes: int = 0
 
 
+_FLOATS = (
+    *("typical_p", "top_a", "top_n_sigma", "epsilon_cutoff", "eta_cutoff"),
+    *("xtc_probability", "xtc_threshold"),
+    *("dynatemp_range", "dynatemp_exponent", "smoothing_factor", "smoothing_curve"),
+    *("dry_multiplier", "dry_base", "mirostat_tau", "mirostat_eta"),
+)
+_INTEGERS = (
+    *("dry_allowed_length", "dry_penalty_last_n", "repeat_last_n", "no_repeat_ngram_size"),
+    *("mirostat", "allowed"),
+)
+SAMPLER_OPTIONS = np.dtype([*((f, "f4") for f in _FLOATS), *((i, "i4") for i in _INTEGERS)])
+"""A sampling row's options beyond the arrays of `SamplingInputs`, named as in `SamplingParams`
+(csrc/runtime/step.h has the same struct); `allowed` is an index into `SamplerExtras.allowed`, or -1
+for every token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerExtras:
+    """Options of those of the S sampled positions whose rows have any.
+
+    Attributes:
+        row: int32 [S]: index of the position's options, or -1.
+        options: uint8 [E, SAMPLER_OPTIONS.itemsize]: records of SAMPLER_OPTIONS.
+        breakers_start, breakers: int32 [E + 1], int32: tokens that DRY's sequences do not cross.
+        bad_words_start, bad_words: int32 [E + 1], int32: sequences that the generated tokens must
+            not contain, each after its length.
+        allowed: uint8 [A, bytes], bits as of `StepHandle.set_mask`; tokens beyond them are banned.
+    """
+
+    row: Int32
+    options: UInt8
+    breakers_start: Int32
+    breakers: Int32
+    bad_words_start: Int32
+    bad_words: Int32
+    allowed: UInt8
+
+
 @dataclass(slots=True)
 class SamplingInputs:
     """Arrays over the S sampled positions of a step, in row order: one of each row with sample
@@ -102,6 +140,8 @@ class SamplingInputs:
             it and the backend counts it as generated.
         history: int32.
         history_prompt: int32 [S]; number of the history's tokens that are the prompt.
+        extras: see `SamplerExtras`; None: no row has further options. Rows whose options look at
+            the history have one.
         candidates: int32 [S]; rows above 0 are beams: they return so many candidates instead of
             sampling (`CandidateArrays`). None: no row is a beam.
     """
@@ -124,6 +164,7 @@ class SamplingInputs:
     history: Int32
     history_prompt: Int32
     candidates: Int32 | None = None
+    extras: SamplerExtras | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,15 @@ import msgspec
 
 from tidemill.base.errors import bad_request
 from tidemill.contract.repetition import RepetitionDetection
+from tidemill.contract.samplers import (
+    CHOOSING,
+    INTEGERS,
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_DRY_BREAKERS,
+    NUMBERS,
+)
 
 MAX_LOGPROBS = 2**20
 ALL_LOGPROBS = -1
@@ -42,12 +51,12 @@ class SamplingParams(
     A field of `NEUTRAL` that is left out (None) means what the model's makers recommend, else
     the neutral value: `contract.resolve.resolve` fills it in.
 
-    Order of application to the logits (float32): logit_bias and bans, repetition penalty
-    (Keskar et al. 2019, over prompt and output), presence and frequency penalties (OpenAI's
-    definition, over output), temperature, then top_k, top_p (nucleus, Holtzman et al. 2020) and
-    min_p (Nguyen et al. 2024) as filters of one distribution, each computed on the softmax of the
-    temperature-scaled logits; the draw is an exponential race by counter-based random numbers of
-    (seed, choice, position, token id). See docs/sampling.md.
+    Order of application to the logits (float32): masks, logit_bias and bans (allowed_token_ids,
+    bad_words_ids, no_repeat_ngram_size), repetition, presence and frequency penalties, DRY,
+    temperature (dynatemp_range, smoothing_factor), then top_k, top_p, min_p, top_a, top_n_sigma,
+    epsilon_cutoff and eta_cutoff as filters of one distribution, then typical_p and XTC on what
+    they keep; the draw is an exponential race by counter-based random numbers of (seed, choice,
+    position, token id). docs/sampling.md has the definitions and their sources.
 
     Attributes:
         temperature: 0 means greedy (ties go to the lowest token id); up to 100.
@@ -81,6 +90,28 @@ class SamplingParams(
             `num_beams` (`sched.beam_search`); the output are the `n` best hypotheses, best first.
             Of the parameters above, those that change or ban logits apply (to the log-softmax, as
             in transformers), those that only choose among tokens do not and must be left out.
+        typical_p: locally typical sampling (Meister et al. 2022), in [0, 1]; 1 is off.
+        top_a: keep p >= top_a * (largest p)^2, in [0, 1]; 0 is off.
+        top_n_sigma: keep logits within so many standard deviations of the largest (Tang et al.
+            2024); 0 (or -1) is off.
+        epsilon_cutoff, eta_cutoff: probabilities below which tokens are dropped (Hewitt et al.
+            2022); 0 is off.
+        xtc_probability, xtc_threshold: with that probability all tokens of at least the threshold
+            but the least likely of them are dropped; 0 is off.
+        dynatemp_range, dynatemp_exponent: the temperature moves within temperature +- range by the
+            entropy; 0 is off.
+        smoothing_factor, smoothing_curve: quadratic smoothing of the scaled logits; 0 is off.
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n: DRY: a token that would
+            make the output repeat a sequence is penalised by multiplier * base^(length -
+            allowed_length); within the last so many tokens, -1: all. A multiplier of 0 is off.
+        dry_sequence_breakers: texts that no such sequence crosses; of each the last token of
+            ``a`` + text counts.
+        dry_breaker_ids: further ones by token ids.
+        repeat_last_n: the penalties look at so many last tokens; -1: all, 0: none.
+        no_repeat_ngram_size: no sequence of so many tokens occurs twice, the prompt included; 0 is
+            off.
+        allowed_token_ids: no other token is sampled; empty: all are allowed.
+        bad_words_ids: sequences of token ids that the output does not contain.
         length_penalty: of beam search: a hypothesis' score is its sum of logprobs divided by its
             tokens to this power, in [-10, 10].
         early_stopping: of beam search: True, False or ``never``, as in transformers.
@@ -111,6 +142,27 @@ class SamplingParams(
     beam_width: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    typical_p: float = 1.0
+    top_a: float = 0.0
+    top_n_sigma: float = 0.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    smoothing_factor: float = 0.0
+    smoothing_curve: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    dry_breaker_ids: tuple[int, ...] = ()
+    repeat_last_n: int = -1
+    no_repeat_ngram_size: int = 0
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         # Every character of a string would be a stop string of its own.
@@ -176,6 +228,9 @@ class SamplingParams(
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
             or self.repetition_penalty not in (None, 1.0)
+            or self.dry_multiplier != 0.0
+            or self.no_repeat_ngram_size != 0
+            or bool(self.bad_words_ids)
         )
 
     def validate(self, vocab_size: int | None = None) -> SamplingParams:
@@ -199,6 +254,8 @@ class SamplingParams(
         self._validate_stops()
         if self.beam_search or self.best_of is not None:
             self._validate_width()
+        if self.bad_words_ids or len(self.dry_sequence_breakers) > MAX_DRY_BREAKERS:
+            self._validate_sequences()
         self.check_token_ids(vocab_size or _INT32_MAX)
         return self
 
@@ -211,6 +268,25 @@ class SamplingParams(
             if not text or len(text) > MAX_STOP_STRING_CHARS:
                 raise bad_request(
                     "stop", f"each stop string must have 1 to {MAX_STOP_STRING_CHARS} characters"
+                )
+
+    def _validate_sequences(self) -> None:
+        if len(self.dry_sequence_breakers) > MAX_DRY_BREAKERS:
+            raise bad_request(
+                "dry_sequence_breakers",
+                f"dry_sequence_breakers takes at most {MAX_DRY_BREAKERS} texts",
+            )
+        if len(self.bad_words_ids) > MAX_BAD_WORDS:
+            raise bad_request(
+                "bad_words_ids",
+                f"bad_words_ids takes at most {MAX_BAD_WORDS} sequences, "
+                f"got {len(self.bad_words_ids)}",
+            )
+        for word in self.bad_words_ids:
+            if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
+                raise bad_request(
+                    "bad_words_ids",
+                    f"each sequence of bad_words_ids must have 1 to {MAX_BAD_WORD_TOKENS} tokens",
                 )
 
     def _validate_width(self) -> None:
@@ -241,6 +317,9 @@ class SamplingParams(
         for name, ids, most, what in (
             ("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS, "ids"),
             ("logit_bias", self.logit_bias, MAX_LOGIT_BIAS, "entries"),
+            ("dry_breaker_ids", self.dry_breaker_ids, MAX_STOP_TOKENS, "ids"),
+            ("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS, "ids"),
+            *(("bad_words_ids", word, MAX_BAD_WORD_TOKENS, "ids") for word in self.bad_words_ids),
         ):
             if len(ids) > most:
                 raise bad_request(name, f"{name} takes at most {most} {what}, got {len(ids)}")
@@ -271,6 +350,10 @@ def _is_bias(value: object) -> bool:
     return {int} >= {*map(type, value)} and {int, float} >= {*map(type, value.values())}
 
 
+def _is_sequences(value: object) -> bool:
+    return type(value) in (tuple, list) and all(map(_is_ids, cast(Any, value)))
+
+
 _INTEGER = (_is_int, "a whole number")
 _NUMBER = (_is_number, "a number")
 _BOOLEAN = (lambda value: type(value) is bool, "True or False")
@@ -287,7 +370,11 @@ _TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(("logprobs", "prompt_logprobs"), _INTEGER),
     **dict.fromkeys(("ignore_eos", "include_stop_str_in_output"), _BOOLEAN),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), _BOOLEAN),
-    "stop": (_is_strings, "a tuple of strings"),
+    **dict.fromkeys(NUMBERS, _NUMBER),
+    **dict.fromkeys(INTEGERS, _INTEGER),
+    **dict.fromkeys(("stop", "dry_sequence_breakers"), (_is_strings, "a tuple of strings")),
+    **dict.fromkeys(("dry_breaker_ids", "allowed_token_ids"), (_is_ids, "a tuple of token ids")),
+    "bad_words_ids": (_is_sequences, "a tuple of tuples of token ids"),
     "stop_token_ids": (_is_ids, "a tuple of token ids"),
     "logit_bias": (_is_bias, "a dict of token ids and numbers"),
     "repetition_detection": (
@@ -323,6 +410,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "length_penalty": (-10.0, 10.0),
     "logprobs": (ALL_LOGPROBS, MAX_LOGPROBS),
     "prompt_logprobs": (ALL_LOGPROBS, MAX_LOGPROBS),
+    **NUMBERS,
+    **INTEGERS,
 }
 
 
@@ -333,6 +422,7 @@ _UNUSED_BY_BEAMS: dict[str, tuple[object, ...]] = {
     "top_k": (None, 0, -1),
     "min_p": (None, 0.0),
     "repetition_detection": (None,),
+    **{name: (neutral,) for name, neutral in CHOOSING.items()},
 }
 
 

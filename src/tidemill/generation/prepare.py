@@ -225,11 +225,14 @@ async def _prediction(model: Model, text: str, pace: Pace) -> tuple[int, ...]:
 async def _with_ids(model: Model, request: GenerateRequest, pace: Pace) -> GenerateRequest:
     """The request with checked sampling parameters, in which ids stand for texts."""
     vocab_size = model.info.vocab_size
-    if request.texts == NO_TEXTS:
-        return replace(request, sampling=request.sampling.validate(vocab_size))
-    from tidemill.generation.wording import with_texts  # few requests need it
+    sampling = request.sampling
+    if request.texts == NO_TEXTS and sampling.dry_multiplier == 0.0:
+        return replace(request, sampling=sampling.validate(vocab_size))
+    from tidemill.generation.wording import with_breakers, with_texts  # few requests need it
 
-    sampling = await with_texts(model, request.sampling, request.texts, pace)
+    sampling = await with_texts(model, sampling, request.texts, pace)
+    if sampling.dry_multiplier > 0.0:
+        sampling = await with_breakers(model, sampling, pace)
     return replace(request, sampling=sampling)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.base.errors import bad_request, unsupported
+from tidemill.base.errors import bad_request
 from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.pace import Pace
 from tidemill.generation.prepare import encode_text
@@ -31,7 +31,7 @@ async def with_texts(
     sequences = await _banned(model, texts.banned, pace)
     bans = {ids[0]: BANNED for ids in sequences if len(ids) == 1}
     if longer := tuple(ids for ids in sequences if len(ids) > 1):
-        values["bad_words_ids"] = (*_given_sequences(sampling), *longer)
+        values["bad_words_ids"] = (*sampling.bad_words_ids, *longer)
     values["logit_bias"] = {**bias, **sampling.logit_bias, **bans}
     return sampling.with_values(values).validate(model.info.vocab_size)
 
@@ -45,14 +45,17 @@ async def _banned(model: Model, words: Sequence[str], pace: Pace) -> list[tuple[
     return list(found)
 
 
-def _given_sequences(sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
-    sequences: tuple[tuple[int, ...], ...] | None = getattr(sampling, "bad_words_ids", None)
-    if sequences is None:
-        raise unsupported(
-            "bad_words",
-            "bad_words: a word of several tokens cannot be banned; logit_bias takes texts, too",
-        )
-    return sequences
+async def with_breakers(model: Model, sampling: SamplingParams, pace: Pace) -> SamplingParams:
+    """The parameters with the token ids of DRY's breakers: of each text the last token of it after
+    a letter, since many tokenizers begin a text in their own way.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field.
+    """
+    name = "dry_sequence_breakers"
+    texts = sampling.dry_sequence_breakers
+    found = [(await _ids(model, "a" + text, name, pace))[-1] for text in texts]
+    return sampling.with_values({"dry_breaker_ids": (*sampling.dry_breaker_ids, *found)})
 
 
 async def _ids(model: Model, text: str, param: str, pace: Pace) -> Sequence[int]:

@@ -18,6 +18,7 @@ from tidemill.backends.base import (
 from tidemill.contract.plan import LogitsWanted, Row, RowResult, StepPlan
 from tidemill.contract.request import Pooling
 from tidemill.worker.pooling import hidden_wanted
+from tidemill.worker.sampler_options import gather_extras
 from tidemill.worker.sequences import SequenceSlots
 from tidemill.worker.states import StateTable
 
@@ -330,6 +331,7 @@ class InputBuilder:
                 np.int32
             ),
             candidates=seqs.candidates[slots] if seqs.num_beams else None,
+            extras=gather_extras(seqs.extras, slots) if seqs.extras else None,
         )
 
     def _biases(self, slots: Int32, positions: Int32) -> tuple[Int32, Int32, NDArray[np.float32]]:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from tidemill.contract.plan import NewSequence
 from tidemill.contract.request import Pooling
+from tidemill.worker.sampler_options import RowOptions, row_options
 
 _NEG_INF = np.float32(-np.inf)
 # Below it float32 may know only zero; all so small keep the likeliest token and no other.
@@ -51,6 +52,7 @@ class SequenceSlots:
         self.bias: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
         self.banned: dict[int, NDArray[np.int32]] = {}
         self.pooling: dict[int, Pooling] = {}
+        self.extras: dict[int, RowOptions] = {}
         self._slot: dict[int, int] = {}
         self._free = list(range(slots - 1, -1, -1))
 
@@ -95,6 +97,8 @@ class SequenceSlots:
         self.candidates[slot] = new.candidates
         self.num_beams += new.candidates > 0
         self._add_bias(slot, new)
+        if (options := row_options(s)) is not None:
+            self.extras[slot] = options
         if new.pooling is not None:
             self.pooling[slot] = new.pooling
         return slot
@@ -151,6 +155,7 @@ class SequenceSlots:
         self.bias.pop(slot, None)
         self.banned.pop(slot, None)
         self.pooling.pop(slot, None)
+        self.extras.pop(slot, None)
         self._free.append(slot)
 
     def _double(self) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.backends.base import CandidateArrays, Float32, SamplingInputs
+from tidemill.backends.torch.filters import best
 from tidemill.backends.torch.sampling import (
     NO_TOKEN,
     NOT_FINITE,
     adjust,
-    best,
     log_softmax,
 )
 

@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.backends.base import SamplingInputs
-from tidemill.backends.torch.portable_math import Float32, Float64, scaled_exp
+from tidemill.backends.torch.filters import (
+    exclude_top,
+    keep,
+    options_of,
+    typical,
+    weights,
+)
+from tidemill.backends.torch.history import apply_dry, ban_ngrams, ban_words
+from tidemill.backends.torch.portable_math import Float32, Float64
 from tidemill.backends.torch.race import RandomKey, race
 
 NO_TOKEN = -1  # a mask or bans left no token
@@ -24,50 +32,48 @@ def log_softmax(logits: Float32) -> Float64:
     return np.asarray(x - np.log(np.exp(x).sum()))
 
 
-def best(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
-    """Indices of the `count` largest values, by (value descending, index ascending)."""
-    return np.argsort(-values, kind="stable")[:count]
-
-
-def _penalize(x: Float32, s: int, inputs: SamplingInputs, pending: int | None) -> None:
-    start, end = inputs.history_start[s], inputs.history_start[s + 1]
-    history = inputs.history[start:end]
+def _penalize(x: Float32, s: int, inputs: SamplingInputs, history: list[int]) -> None:
     prompt = int(inputs.history_prompt[s])
-    output = history[prompt:]
-    if pending is not None:
-        output = np.append(output, pending)
+    options = options_of(inputs, s)
+    last_n = -1 if options is None else int(options["repeat_last_n"])
+    first = 0 if last_n < 0 else max(0, len(history) - last_n)
+    output = history[max(prompt, first) :]
     repetition = inputs.repetition[s]
     if repetition != 1.0:
-        seen = np.unique(np.concatenate([history[:prompt], output]))
+        seen = np.array(sorted({*history[first:]}), np.int64)
         x[seen] = np.where(x[seen] > 0, x[seen] / repetition, x[seen] * repetition)
-    ids, counts = np.unique(output, return_counts=True)
-    x[ids] -= inputs.frequency[s] * counts.astype(np.float32) + inputs.presence[s]
+    ids, counts = np.unique(np.array(output, np.int64), return_counts=True)
+    x[ids] -= inputs.presence[s]
+    x[ids] -= inputs.frequency[s] * counts.astype(np.float32)
 
 
 def adjust(
     x: Float32, s: int, inputs: SamplingInputs, mask: NDArray[np.bool_] | None, pending: int | None
 ) -> None:
-    """Apply a row's bias, penalties and mask to float32 [vocab] in place; see `sample`."""
+    """Apply a row's bias, bans, penalties and masks to float32 [vocab] in place; see `sample`."""
     begin, end = inputs.bias_start[s], inputs.bias_start[s + 1]
     np.add.at(x, inputs.bias_id[begin:end], inputs.bias_value[begin:end])
-    _penalize(x, s, inputs, pending)
+    history = inputs.history[inputs.history_start[s] : inputs.history_start[s + 1]].tolist()
+    if pending is not None:
+        history.append(pending)
+    _penalize(x, s, inputs, history)
     if mask is not None:
         x[~mask] = -np.inf
-
-
-def _keep(z: Float32, e: Float32, s: int, inputs: SamplingInputs) -> NDArray[np.int64]:
-    """Ids of the tokens that all filters keep, ascending. z: scaled logits; e: their exp."""
-    order = best(z, len(z))
-    keep = e > 0
-    top_k = int(inputs.top_k[s])
-    if top_k > 0:
-        keep[order[top_k:]] = False
-    if inputs.top_p[s] < 1.0:
-        mass = float(inputs.top_p[s]) * e.sum(dtype=np.float64)
-        reached = np.searchsorted(np.cumsum(e[order], dtype=np.float64), mass)
-        keep[order[int(reached) + 1 :]] = False
-    keep &= e >= inputs.min_p[s]
-    return np.flatnonzero(keep)
+    extras, options = inputs.extras, options_of(inputs, s)
+    if extras is None or options is None:
+        return
+    o = int(extras.row[s])
+    if options["allowed"] >= 0:
+        bits = np.unpackbits(extras.allowed[int(options["allowed"])], bitorder="little")[: len(x)]
+        x[: len(bits)][bits == 0] = -np.inf
+        x[len(bits) :] = -np.inf
+    words = extras.bad_words[extras.bad_words_start[o] : extras.bad_words_start[o + 1]].tolist()
+    ban_words(x, history[int(inputs.history_prompt[s]) :], words)
+    if options["no_repeat_ngram_size"] > 0:
+        ban_ngrams(x, history, int(options["no_repeat_ngram_size"]))
+    if options["dry_multiplier"] > 0:
+        breakers = extras.breakers[extras.breakers_start[o] : extras.breakers_start[o + 1]]
+        apply_dry(x, history, breakers.tolist(), options)
 
 
 def sample(
@@ -85,7 +91,7 @@ def sample(
     Returns:
         The token id, NO_TOKEN or NOT_FINITE.
     """
-    if np.isnan(logits).any():
+    if np.isnan(logits).any() or logits.max() == np.inf:
         return NOT_FINITE
     x = logits.copy()
     adjust(x, s, inputs, mask, pending)
@@ -93,7 +99,25 @@ def sample(
         return NO_TOKEN
     if inputs.temperature[s] == 0.0:
         return int(x.argmax())
-    z, e = scaled_exp(x, x.max(), inputs.temperature[s])
-    ids = _keep(z, e, s, inputs)
     key = RandomKey(int(inputs.seed[s]), int(inputs.choice[s]), int(inputs.position[s]))
-    return race(ids, e[ids], key)
+    ids, e = select(x, s, inputs, key)
+    return race(ids, e, key)
+
+
+def select(
+    x: Float32, s: int, inputs: SamplingInputs, key: RandomKey
+) -> tuple[NDArray[np.int64], Float32]:
+    """The tokens that a row is drawn from, ascending, and their weights.
+
+    Args:
+        x: float32 [vocab], adjusted.
+        s, inputs, key: of the row.
+    """
+    options = options_of(inputs, s)
+    z, e = weights(x, inputs.temperature[s], options)
+    ids = keep(x, z, e, s, inputs, options)
+    if options is not None and options["typical_p"] < 1:
+        ids = typical(z, e, ids, float(options["typical_p"]))
+    if options is not None and options["xtc_probability"] > 0:
+        ids = exclude_top(z, e, ids, options, key)
+    return ids, e[ids]

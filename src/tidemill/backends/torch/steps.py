@@ -26,6 +26,7 @@ from tidemill.backends.base import (
     UInt8,
 )
 from tidemill.backends.torch import candidates, sampling
+from tidemill.backends.torch.filters import best
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 
@@ -259,7 +260,7 @@ def _logprobs(
         if width < 0 or token < 0:
             continue
         logprobs = sampling.log_softmax(values)
-        top = sampling.best(values, width)
+        top = best(values, width)
         out.chosen[i] = logprobs[token]
         out.top_ids[i, :width] = top
         out.top_values[i, :width] = logprobs[top]
