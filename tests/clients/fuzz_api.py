@@ -6,8 +6,10 @@ none that does not have the shape the document gives it.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,9 @@ def main() -> int:
             [str(VENV / "bin" / "python"), "-m", "pip", "install", "-q", "schemathesis"], check=True
         )
     examples = sys.argv[1] if len(sys.argv) > 1 else "100"
+    # Models are drawn to be pulled, created and deleted: not those of who runs this.
+    home = tempfile.TemporaryDirectory(prefix="tidemill-fuzz-")
+    os.environ["TIDEMILL_HOME"] = home.name
     with RealServer() as server:
         command = [
             str(program), "run", f"{server.url}/openapi.json", "--url", server.url,

@@ -31,13 +31,22 @@ class Recorder:
             def do_GET(self) -> None:
                 self._forward(b"")
 
-            def do_DELETE(self) -> None:
-                self._forward(b"")
-
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                body = self._body()
                 recorder.note(body)
                 self._forward(body)
+
+            do_DELETE = do_POST
+
+            def _body(self) -> bytes:
+                if self.headers.get("transfer-encoding", "").lower() != "chunked":
+                    return self.rfile.read(int(self.headers.get("content-length", 0)))
+                parts = []
+                while size := int(self.rfile.readline().partition(b";")[0], 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(parts)
 
             def _forward(self, body: bytes) -> None:
                 connection = http.client.HTTPConnection(target.hostname, target.port, timeout=120)
@@ -71,6 +80,8 @@ class Recorder:
         try:
             document = json.loads(body)
         except ValueError:
+            return
+        if not isinstance(document, dict):
             return
         self._note("", document)
         for message in document.get("messages") or ():

@@ -7,9 +7,12 @@ and server stands a proxy that keeps which fields the client sends.
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -35,6 +38,8 @@ CLIENTS = {
     "ollama_js": (["ollama"], "ollama"),
     "cohere": (["cohere"], "cohere"),
     "tritonclient": (["tritonclient[http]"], "tritonclient"),
+    "tritonclient_grpc": (["tritonclient[grpc]"], "tritonclient"),
+    "kserve": (["kserve"], "kserve"),
     "openai_js": (["openai"], "openai"),
     "anthropic": (["anthropic"], "anthropic"),
     "anthropic_js": (["@anthropic-ai/sdk"], "@anthropic-ai/sdk"),
@@ -88,15 +93,25 @@ def main() -> int:
     names = sys.argv[1:] or list(CLIENTS)
     rows, failed = [], 0
     commands = {name: environment(name) for name in names}
-    with RealServer() as server:
+    home = tempfile.TemporaryDirectory(prefix="tidemill-clients-")  # clients create models
+    os.environ["TIDEMILL_HOME"] = home.name
+    with RealServer("--grpc-port", "0") as server:
+        found = re.search(r"over gRPC on port (\d+)", server.text)
+        assert found is not None
+        surroundings = {**os.environ, "TIDEMILL_GRPC_PORT": found[1]}
         for name, (command, told) in commands.items():
             with Recorder(server.url) as recorder:
                 done = subprocess.run(
-                    [*command, f"{recorder.url}/v1"], capture_output=True, text=True, timeout=300
+                    [*command, f"{recorder.url}/v1"],
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                    env=surroundings,
                 )
             failed += done.returncode != 0
             said = done.stdout.strip().splitlines()[-1:] if not done.returncode else ["failed"]
             client = f"{CLIENTS[name][1]} {told}" + (" (JavaScript)" * (command[0] == "node"))
+            client += " (gRPC)" * name.endswith("_grpc")
             rows.append(f"| {client} | {''.join(said)} | {sent(recorder)} |")
             print(rows[-1], flush=True)
             if done.returncode:

@@ -1,4 +1,4 @@
-"""Ollama's own client, sync and async: chat, tools, structure, generate, embed, lists, errors."""
+"""Ollama's own client, sync and async: chat, tools, structure, generate, embed, models, errors."""
 
 import asyncio
 import sys
@@ -42,6 +42,26 @@ assert client.list().models[0].model == MODEL
 assert client.ps().models[0].context_length > 0
 shown = client.show(MODEL)
 assert {"completion", "tools"} <= set(shown.capabilities) and shown.details.parameter_size
+made = client.create("pirate", from_=MODEL, system="You are a pirate.", stream=False)
+assert made.status == "success" and client.show("pirate").modelfile
+client.copy("pirate", "corsair")
+assert {"pirate", "corsair"} <= {listed.model for listed in client.list().models}
+assert client.chat("corsair", messages=ask, options={"temperature": 0}).message.content
+assert client.delete("corsair").status == "success" and client.delete("pirate").status == "success"
+digest = client.create_blob(__file__)
+assert digest.startswith("sha256:") and client.create_blob(__file__) == digest  # it has it
+try:
+    client.create("mine", files={"mine.gguf": digest}, stream=False)
+except ollama.ResponseError as error:
+    assert error.status_code == 400 and "no GGUF file" in error.error
+else:
+    raise AssertionError("a script is no model")
+try:
+    client.push(MODEL, stream=False)
+except ollama.ResponseError as error:
+    assert error.status_code == 501 and "registry" in error.error
+else:
+    raise AssertionError("pushed")
 for wrong in ({"model": "nope"}, {"options": {"mirostat": 1}}):
     try:
         client.chat(messages=messages[:1], **{**how, **wrong})

@@ -158,6 +158,8 @@ def test_a_model_without_output_layer_embeds_by_default() -> None:
             "text_input",
         ),
         ({"inputs": [_texts("text_input", "a")], "outputs": [{"name": "logits"}]}, "logits"),
+        ({"inputs": [_texts("text_input", "a")], "model_name": "other"}, "model_name"),
+        ({"inputs": [_texts("text_input", "a")], "model_version": "2"}, "model_version"),
         ({"inputs": [_texts("query", "a")]}, "documents"),
         ({"inputs": [_texts("query", "a", "b"), _texts("documents", "a")]}, "query"),
         ({"inputs": [_texts("text_input", "a")], "parameters": {"top_p": 2}}, "top_p"),

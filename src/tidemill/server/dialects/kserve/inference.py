@@ -28,6 +28,7 @@ from tidemill.server.dialects.kserve.tasks import (
     GENERATE,
     OPTIONS,
     SCORE,
+    VERSION,
     Task,
     task_of,
     tasks_of,
@@ -102,6 +103,9 @@ async def answer_inference(context: ServerContext, request: Request) -> Response
     arrival = monotonic()
     name = model_of(context, request)
     body, raw = await _read(context, request)
+    for field, own in (("model_name", name), ("model_version", VERSION)):
+        if (said := getattr(body, field)) not in (None, "", own):
+            raise bad_request(field, f"{field} is {said[:64]!r}, and the path says {own!r}")
     most = max(context.limits.max_prompts, context.limits.max_inputs)
     if len(raw) <= SHORT_BODY_BYTES:
         tensors = read_inputs(body, raw, most)

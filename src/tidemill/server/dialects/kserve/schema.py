@@ -137,8 +137,14 @@ class KserveInferParameters(KserveOptions, kw_only=True):
 
 
 class KserveInfer(Body, kw_only=True):
-    """Body of POST /v2/models/{model}/infer."""
+    """Body of POST /v2/models/{model}/infer.
 
+    Attributes:
+        model_name, model_version: KServe's own client repeats what the path says.
+    """
+
+    model_name: str | None = None
+    model_version: str | None = None
     id: str | None = None
     parameters: KserveInferParameters | None = None
     inputs: list[KserveTensor]
