@@ -29,7 +29,15 @@ _OWN = (
 _OF_A_SERVER = frozenset(
     (
         *("host", "port", "config", "pin", "served_name", "memory", "keep_alive"),
-        *("drain_timeout", "database", "database_outage", "api_key", "api_keys", "require_keys"),
+        *(
+            "drain_timeout",
+            "database",
+            "database_outage",
+            "content",
+            "api_key",
+            "api_keys",
+            "require_keys",
+        ),
         *("share_prefix_cache", "tls_cert", "tls_key", "tls_client_ca", "cors_origin"),
         *("allowed_host", "trusted_proxy", "insecure", "max_queue_tokens", "max_queue_time"),
         *("ttft_objective_ms", "max_itl_ms", "stall_timeout"),

@@ -64,6 +64,7 @@ def serve(
     resumable_streams: bool = options.SERVER["resumable_streams"],
     database: str | None = options.SERVER["database"],
     database_outage: str = options.SERVER["database_outage"],
+    content: str = options.SERVER["content"],
     api_key: tuple[str, ...] = locks.API_KEY,
     api_keys: Path | None = locks.API_KEYS,
     require_keys: bool = locks.REQUIRE_KEYS,

@@ -110,6 +110,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         home=default_home(),
         database_outage=server.database_outage,
         resumable_streams=server.resumable_streams,
+        keep_content=server.content == "database",
         prices=deployment.prices,
         quotas=deployment.quotas,
     )

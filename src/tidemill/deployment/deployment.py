@@ -31,6 +31,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
         stall_timeout, drain_timeout: seconds.
         database: as typed; it may hold a password. None: the default.
         database_outage: seconds; infinite for ever.
+        content: ``memory`` or ``database``.
     """
 
     host: str
@@ -45,6 +46,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
     log_format: str
     database: str | None = None
     database_outage: float = 3600.0
+    content: str = "memory"
 
 
 class ModelSettings(msgspec.Struct, frozen=True):

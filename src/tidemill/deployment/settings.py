@@ -146,6 +146,12 @@ SERVER = (
         "not at all.",
         Apply.SERVER,
     ),
+    Setting(
+        *("content", kinds.choice(("memory", "database")), "memory"),
+        "Where stored responses and conversations are kept; in the database they are encrypted and "
+        "survive a restart (docs/content.md).",
+        Apply.SERVER,
+    ),
 )
 
 ADMISSION = (

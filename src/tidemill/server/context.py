@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tidemill.server.quotas.gate import Gate, PendingQuota
     from tidemill.server.quotas.quotas import RequestQuota
     from tidemill.server.recording import Recording
+    from tidemill.store.cipher import Cipher
     from tidemill.store.recorder import Recorder
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class ServerContext:
         resumable: streams of events can be resumed although their requests do not ask for it.
         manager: changes which models there are; None: they stay.
         storage: the database; None: `--database none`.
+        cipher: of what clients say and are answered, where the database keeps it; None: it does
+            not.
         app: the application, for requests that the server makes itself.
         bodies: bound on the memory of request bodies.
         shared: bounds on what requests to all models hold.
@@ -63,6 +66,8 @@ class ServerContext:
     recorder: Recorder | None = None
     storage: Storage | None = None
     quotas: Gate | None = None
+    quotas: Quotas | None = None
+    cipher: Cipher | None = None
     app: ASGIApp | None = None
     _kept: dict[object, Any] = field(init=False, default_factory=dict)
 

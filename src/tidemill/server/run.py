@@ -78,6 +78,7 @@ class ServeOptions:
             they are not recorded.
         resumable_streams: see `ServerContext.resumable`.
         database_outage: seconds for which its keys count while it does not answer.
+        keep_content: stored responses and conversations are kept in the database.
         prices: of models.
         quotas: limits of each level.
     """
@@ -100,6 +101,7 @@ class ServeOptions:
     home: Path | None = None
     database_outage: float = 3600.0
     resumable_streams: bool = False
+    keep_content: bool = False
     prices: Prices = field(default_factory=Prices)
     quotas: Defaults = field(default_factory=Defaults)
 
@@ -220,11 +222,13 @@ class _Assembly:
             if options.database is not None:
                 from tidemill.metrics.database import DatabaseMetrics
                 from tidemill.server.batches.open import go_on
+                from tidemill.server.retention import keep_content
                 from tidemill.server.storage import Storage
 
                 metrics = DatabaseMetrics(self._made.metrics.registry)
                 self._made.storage = Storage(options.database, metrics)
                 go_on(self._made)
+                keep_content(self._made, options.home if options.keep_content else None)
                 if options.home is not None:
                     from tidemill.server.records import keep_records
 

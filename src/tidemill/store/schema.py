@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from sqlalchemy import MetaData
 
-from tidemill.store.tables import METADATA, audit, batches, identity, quotas, settings, usage
+from tidemill.store.tables import (
+    METADATA,
+    audit,
+    batches,
+    content,
+    identity,
+    quotas,
+    settings,
+    usage,
+)
 
-HEAD = "0004"
+HEAD = "0005"
 """The newest revision in `migrations/versions/`: what a database must be at."""
 
 VERSION_TABLE = "schema_version"
 
 # Each module adds its tables to the one MetaData when it is imported.
-_CONCERNS = (settings, identity, batches, quotas, usage, audit)
+_CONCERNS = (settings, identity, batches, quotas, usage, audit, content)
 
 
 def metadata() -> MetaData:

@@ -223,6 +223,14 @@ def _end_of(stored: StoredResponse) -> Link:
     return stored.given if stored.output is None else stored.output
 
 
+def continued(body: ResponseRequest) -> list[str]:
+    """Ids of what a request continues."""
+    conversation = body.conversation
+    if isinstance(conversation, dict):
+        conversation = conversation.get("id")
+    return [name for name in (body.previous_response_id, conversation) if isinstance(name, str)]
+
+
 def _conversation(body: ResponseRequest, owner: str, store: Store) -> Conversation | None:
     if body.conversation is None:
         return None

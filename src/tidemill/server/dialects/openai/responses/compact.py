@@ -21,7 +21,7 @@ from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.keep_alive import keep_alive_of
-from tidemill.server.dialects.openai.responses.asked import Asked, read_request
+from tidemill.server.dialects.openai.responses.asked import Asked, continued, read_request
 from tidemill.server.dialects.openai.responses.document import usage
 from tidemill.server.dialects.openai.responses.items import COMPACTION, new_item_id
 from tidemill.server.dialects.openai.responses.schema import CompactRequest
@@ -46,8 +46,9 @@ async def compact(context: ServerContext, request: Request) -> Response:
     arrival = monotonic()
     body = await read_model(CompactRequest, request, context.limits)
     context.host.find(body.model)  # a wrong name is the first error
-    owner = principal_of(request).client_id
-    asked = read_request(body, request, owner, service_of(context).store, context.limits)
+    service, owner = service_of(context), principal_of(request).client_id
+    await service.recall(owner, *continued(body))
+    asked = read_request(body, request, owner, service.store, context.limits)
     asked.turns.add({"role": "user", "content": ASK}, "input")
     # Tools stay in the prompt, so that it begins like the conversation's and is in the cache.
     body.tool_choice = "none" if body.tools else None

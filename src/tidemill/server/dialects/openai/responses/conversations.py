@@ -33,9 +33,11 @@ def _document(conversation: Conversation) -> dict[str, Any]:
     }
 
 
-def _found(context: ServerContext, request: Request) -> Conversation:
+async def _found(context: ServerContext, request: Request) -> Conversation:
     identity: str = request.path_params["conversation_id"]
-    found = service_of(context).store.conversation(principal_of(request).client_id, identity)
+    service, owner = service_of(context), principal_of(request).client_id
+    await service.recall(owner, identity)
+    found = service.store.conversation(owner, identity)
     if found is None:
         raise reject(
             404,
@@ -76,11 +78,15 @@ def _read(conversation: Conversation, items: list[dict[str, Any]] | None) -> lis
 async def create(context: ServerContext, request: Request) -> Response:
     """See `routes.create_conversation`."""
     body = await read_model(schema.ConversationRequest, request, context.limits)
+    principal = principal_of(request)
+    if principal.policy.no_content:
+        raise reject(403, "what this key says is not kept: it has no conversations")
     conversation = Conversation(
-        principal_of(request).client_id,
+        principal.client_id,
         new_item_id("conv"),
         int(wall()),
         dict(body.metadata or {}),
+        team=principal.team,
     )
     items = _read(conversation, body.items)
     service = service_of(context)
@@ -91,33 +97,34 @@ async def create(context: ServerContext, request: Request) -> Response:
 
 async def get(context: ServerContext, request: Request) -> Response:
     """See `routes.get_conversation`."""
-    return json_response(_document(_found(context, request)))
+    return json_response(_document(await _found(context, request)))
 
 
 async def update(context: ServerContext, request: Request) -> Response:
     """See `routes.update_conversation`."""
     body = await read_model(schema.ConversationUpdate, request, context.limits)
-    conversation = _found(context, request)
+    conversation = await _found(context, request)
     conversation.metadata = dict(body.metadata)
+    service_of(context).store.changed(conversation)
     return json_response(_document(conversation))
 
 
 async def delete(context: ServerContext, request: Request) -> Response:
     """See `routes.delete_conversation`."""
-    conversation = _found(context, request)
+    conversation = await _found(context, request)
     service_of(context).store.remove(conversation)
     return json_response({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
 
 
 async def list_items(context: ServerContext, request: Request) -> Response:
     """See `routes.list_conversation_items`."""
-    return listing.page(request, list(_found(context, request).items.values()))
+    return listing.page(request, list((await _found(context, request)).items.values()))
 
 
 async def add_items(context: ServerContext, request: Request) -> Response:
     """See `routes.add_conversation_items`."""
     body = await read_model(schema.ConversationItems, request, context.limits)
-    conversation = _found(context, request)
+    conversation = await _found(context, request)
     items = _read(conversation, body.items)
     service_of(context).append(conversation, items)
     return json_response(
@@ -133,14 +140,14 @@ async def add_items(context: ServerContext, request: Request) -> Response:
 
 async def get_item(context: ServerContext, request: Request) -> Response:
     """See `routes.get_conversation_item`."""
-    return json_response(_item(_found(context, request), request))
+    return json_response(_item(await _found(context, request), request))
 
 
 async def delete_item(context: ServerContext, request: Request) -> Response:
     """See `routes.delete_conversation_item`."""
-    conversation = _found(context, request)
+    conversation = await _found(context, request)
     item = _item(conversation, request)
     del conversation.items[item["id"]]
     conversation.size -= len(msgspec.json.encode(item))
-    service_of(context).store.resize(conversation)
+    service_of(context).store.changed(conversation)
     return json_response(_document(conversation))

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tidemill.base.clock import monotonic
-from tidemill.server.access.auth import principal_of
+from tidemill.base.errors import bad_request
+from tidemill.server.access.auth import Principal, principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.keep_alive import keep_alive_of
@@ -17,6 +18,7 @@ from tidemill.server.dialects.logprobs import token_entries
 from tidemill.server.dialects.openai.responses.asked import (
     SEALED,
     Asked,
+    continued,
     only_the_prompt,
     read_request,
 )
@@ -43,7 +45,10 @@ async def create(context: ServerContext, request: Request) -> Response:
     body = await read_model(ResponseRequest, request, context.limits)
     called = context.host.called(body.model)  # a wrong name is the first error
     caller = caller_for(request, body, arrival)
-    service, owner = service_of(context), principal_of(request).client_id
+    service, principal = service_of(context), principal_of(request)
+    owner = principal.client_id
+    stored = _is_stored(body, principal)
+    await service.recall(owner, *continued(body))
     recent: Recent | None = getattr(request.state, "recent", None)
     asked = read_request(body, request, owner, service.store, context.limits, recent)
     answered = Answered(
@@ -54,7 +59,8 @@ async def create(context: ServerContext, request: Request) -> Response:
         conversation=None if asked.conversation is None else asked.conversation.id,
         notices=_left_out(asked),
     )
-    writing = _Writing(service, request, owner, asked, answered, recent)
+    writing = _Writing(service, request, owner, asked, answered, recent, stored=stored)
+    writing.entry.team = principal.team
     generate = asked.generate(caller, arrival)
     if getattr(request.state, "warms", False):
         generate = only_the_prompt(generate)
@@ -72,6 +78,21 @@ async def create(context: ServerContext, request: Request) -> Response:
     if not body.background:
         return answer
     return await _in_background(service, writing, answer)
+
+
+def _is_stored(body: ResponseRequest, principal: Principal) -> bool:
+    """Whether the response is kept: unless the request or the key says that it is not.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST: the request needs it, and the key forbids it.
+    """
+    if not principal.policy.no_content:
+        return body.store is not False
+    if body.store or body.background:
+        name = "store" if body.store else "background"
+        raise bad_request(name, f"{name}: what this key says is not kept; send store: false")
+    body.store = False
+    return False
 
 
 async def _in_background(service: Service, writing: _Writing, answer: GeneratedAnswer) -> Response:
@@ -103,9 +124,12 @@ class _Writing:
         asked: Asked,
         answered: Answered,
         recent: Recent | None,
+        *,
+        stored: bool,
     ) -> None:
         self._service = service
         self._recent = recent
+        self._stored = stored
         self._request = request
         self._asked = asked
         self._format: ResponseFormat | None = None
@@ -163,8 +187,8 @@ class _Writing:
 
     def _ended(self, response: dict[str, Any]) -> None:
         """Keep a response that has ended, and add it to its conversation."""
-        body, conversation = self._asked.body, self._asked.conversation
-        if body.store is not False:
+        conversation = self._asked.conversation
+        if self._stored:
             self._service.end(self.entry, response)
         if self._recent is not None:
             self.entry.response = response

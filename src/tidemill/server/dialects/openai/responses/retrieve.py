@@ -13,7 +13,7 @@ from tidemill.server.access.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.openai.responses import listing
-from tidemill.server.dialects.openai.responses.asked import read_request
+from tidemill.server.dialects.openai.responses.asked import continued, read_request
 from tidemill.server.dialects.openai.responses.create import Followed
 from tidemill.server.dialects.openai.responses.schema import InputTokensRequest
 from tidemill.server.dialects.openai.responses.service import service_of
@@ -29,15 +29,17 @@ _QUERY = frozenset({"stream", "starting_after", "include", "include[]", "include
 _MAX_EVENT = 10**9
 
 
-def _found(context: ServerContext, request: Request) -> StoredResponse:
-    owner = principal_of(request).client_id
-    return service_of(context).found(owner, request.path_params["response_id"])
+async def _found(context: ServerContext, request: Request) -> StoredResponse:
+    service, owner = service_of(context), principal_of(request).client_id
+    identity: str = request.path_params["response_id"]
+    await service.recall(owner, identity)
+    return service.found(owner, identity)
 
 
 async def get(context: ServerContext, request: Request) -> Response:
     """See `routes.get_response`."""
     check_query(request, _QUERY)
-    entry = _found(context, request)
+    entry = await _found(context, request)
     if flag(request, "include_obfuscation"):
         raise bad_request("include_obfuscation", "include_obfuscation: streams are not obfuscated")
     after = number(request, "starting_after", 0, _MAX_EVENT)
@@ -63,14 +65,14 @@ async def get(context: ServerContext, request: Request) -> Response:
 
 async def delete(context: ServerContext, request: Request) -> Response:
     """See `routes.delete_response`."""
-    entry = _found(context, request)
+    entry = await _found(context, request)
     await service_of(context).remove(entry)
     return json_response({"id": entry.id, "object": "response", "deleted": True})
 
 
 async def cancel(context: ServerContext, request: Request) -> Response:
     """See `routes.cancel_response`."""
-    entry = _found(context, request)
+    entry = await _found(context, request)
     if not entry.response["background"]:
         raise reject(
             400,
@@ -84,7 +86,7 @@ async def cancel(context: ServerContext, request: Request) -> Response:
 
 async def input_items(context: ServerContext, request: Request) -> Response:
     """See `routes.list_input_items`."""
-    return listing.page(request, _found(context, request).given.all_items())
+    return listing.page(request, (await _found(context, request)).given.all_items())
 
 
 async def input_tokens(context: ServerContext, request: Request) -> Response:
@@ -92,8 +94,9 @@ async def input_tokens(context: ServerContext, request: Request) -> Response:
     arrival = monotonic()
     body = await read_model(InputTokensRequest, request, context.limits)
     context.host.find(body.model)
-    store, owner = service_of(context).store, principal_of(request).client_id
-    asked = read_request(body, request, owner, store, context.limits)
+    service, owner = service_of(context), principal_of(request).client_id
+    await service.recall(owner, *continued(body))
+    asked = read_request(body, request, owner, service.store, context.limits)
     generate = asked.generate(caller_of(request, body.timeout, arrival), arrival)
 
     async def count(model: ServedModel) -> Response:

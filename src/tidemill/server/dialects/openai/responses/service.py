@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -22,6 +22,9 @@ from tidemill.server.errors import reject
 from tidemill.server.transport.detached import Detached
 from tidemill.server.transport.sink import Data, Headers, Sink
 
+if TYPE_CHECKING:
+    from tidemill.server.dialects.openai.responses.archive import Archive
+
 RESUME_SECONDS = 600.0
 """How long after its end the events of a background response can be read."""
 
@@ -30,6 +33,8 @@ EARLY_SECONDS = 0.25
 
 MAX_RUNNING = 256
 """Background responses of one principal that have not ended."""
+
+MAX_ID = 64
 
 COUNTED_BYTES = 2**16
 """By so much a log grows before the store counts it."""
@@ -107,9 +112,39 @@ class Service:
     """
 
     def __init__(self, context: ServerContext) -> None:
-        self.store: Store = MemoryStore(context.limits.max_stored_bytes)
+        self._archive: Archive | None = None
+        self.store: Store = self._make_store(context)
         self._log_bytes = context.limits.max_stored_bytes // 8
         self._runs: dict[str, Run] = {}
+
+    def _make_store(self, context: ServerContext) -> Store:
+        bound, storage = context.limits.max_stored_bytes, context.storage
+        if context.cipher is None or storage is None:
+            return MemoryStore(bound)
+        from tidemill.server.dialects.openai.responses.archive import Archive, ArchivedStore
+
+        self._archive = Archive(storage.opened, context.cipher)
+        storage.on_close.append(self._archive.close)
+        return ArchivedStore(bound, self._archive)
+
+    async def recall(self, owner: str, *identities: object) -> None:
+        """Bring responses and conversations of an owner back from the archive, where memory does
+        not have them.
+
+        Raises:
+            DatabaseUnavailable: the database does not answer.
+        """
+        if self._archive is None:
+            return
+        store = self.store
+        for identity in identities:
+            if not isinstance(identity, str) or not 0 < len(identity) <= MAX_ID:
+                continue
+            if store.response(owner, identity) or store.conversation(owner, identity):
+                continue
+            entry = await self._archive.load(owner, identity)
+            if entry is not None:
+                store.restore(entry)
 
     def run(self, owner: str, identity: str) -> Run | None:
         """A background response whose events are kept."""
@@ -157,7 +192,7 @@ class Service:
             conversation.size -= 0 if known is None else len(msgspec.json.encode(known))
             conversation.size += len(msgspec.json.encode(item))
             conversation.items[item["id"]] = item
-        self.store.resize(conversation)
+        self.store.changed(conversation)
 
     def start(self, entry: StoredResponse, answer: GeneratedAnswer, ending: Ending) -> Run:
         """Generate a response in the background.

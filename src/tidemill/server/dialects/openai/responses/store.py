@@ -25,15 +25,17 @@ class Link:
         before: what precedes them.
         size: bytes of their JSON text.
         holders: entries and later links that are kept and need it (`MemoryStore`).
+        identity: in the archive; empty: it has not been there.
     """
 
-    __slots__ = ("before", "holders", "items", "size")
+    __slots__ = ("before", "holders", "identity", "items", "size")
 
     def __init__(self, items: list[Item], before: Link | None = None) -> None:
         self.items = items
         self.before = before
         self.size = len(msgspec.json.encode(items))
         self.holders = 0
+        self.identity = ""
 
     def chain(self) -> Iterator[Link]:
         """This link and those before it, the latest first."""
@@ -57,6 +59,7 @@ class StoredResponse:
         given: its input and everything before.
         output: its output items behind `given`; None as long as it has not ended.
         size: bytes of the object and of what else is kept for it (`Store.resize`).
+        team: id of the principal's team; empty: none.
     """
 
     owner: str
@@ -64,6 +67,7 @@ class StoredResponse:
     given: Link
     output: Link | None = None
     size: int = 0
+    team: str = ""
 
     @property
     def id(self) -> str:
@@ -81,6 +85,7 @@ class Conversation:
         id, created, metadata: as in the API.
         items: by id, in order.
         size: bytes of their JSON text.
+        team: id of the principal's team; empty: none.
     """
 
     owner: str
@@ -89,6 +94,7 @@ class Conversation:
     metadata: dict[str, str]
     items: dict[str, Item] = field(default_factory=dict)
     size: int = 0
+    team: str = ""
 
 
 Entry = StoredResponse | Conversation
@@ -132,6 +138,9 @@ class Store(Protocol):
     def resize(self, entry: Entry) -> None:
         """Count an entry anew whose size has changed."""
 
+    def changed(self, entry: Conversation) -> None:
+        """Keep a conversation in its present state."""
+
     def response(self, owner: str, identity: str) -> StoredResponse | None:
         """A response of an owner."""
 
@@ -143,6 +152,9 @@ class Store(Protocol):
 
     def complete(self, entry: StoredResponse, output: list[Item]) -> None:
         """Add the output items of a response that has ended, if it is still kept."""
+
+    def restore(self, entry: Entry) -> None:
+        """Keep an entry again that was forgotten."""
 
     def remove(self, entry: Entry) -> None:
         """Forget an entry."""
@@ -170,7 +182,7 @@ class MemoryStore:
         mine = self._entries.setdefault(entry.owner, OrderedDict())
         if mine.get(entry.id) is not entry:
             if (known := mine.get(entry.id)) is not None:
-                self.remove(known)
+                self._forget(known)
                 mine = self._entries.setdefault(entry.owner, OrderedDict())
             mine[entry.id] = entry
             self._sizes[id(entry)] = 0
@@ -227,8 +239,19 @@ class MemoryStore:
                 found |= {i["id"]: i for i in link.items if i.get("id") in identities}
         return found
 
+    def restore(self, entry: Entry) -> None:
+        """Keep an entry again that was forgotten."""
+        self.put(entry)
+
+    def changed(self, entry: Conversation) -> None:
+        """Keep a conversation in its present state."""
+        self.resize(entry)
+
     def remove(self, entry: Entry) -> None:
         """Forget an entry."""
+        self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
         counted = self._sizes.pop(id(entry), None)
         if counted is None:
             return
@@ -245,7 +268,7 @@ class MemoryStore:
         owner = max(self._held, key=self._held.__getitem__, default=None)
         if owner is None or owner not in self._entries:
             return False
-        self.remove(next(iter(self._entries[owner].values())))
+        self._forget(next(iter(self._entries[owner].values())))
         return True
 
     def _hold(self, owner: str, link: Link) -> None:
