@@ -40,6 +40,7 @@ _COMMANDS = {
     "quotas": ("quotas", "quotas"),
     "usage": ("usage", "usage"),
     "audit": ("audit", "audit"),
+    "db": ("db", "db"),
     "config": ("config", "config"),
     "doctor": ("doctor", "doctor"),
 }
