@@ -66,7 +66,6 @@ class ServerContext:
     recorder: Recorder | None = None
     storage: Storage | None = None
     quotas: Gate | None = None
-    quotas: Quotas | None = None
     cipher: Cipher | None = None
     app: ASGIApp | None = None
     _kept: dict[object, Any] = field(init=False, default_factory=dict)
