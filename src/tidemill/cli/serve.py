@@ -68,6 +68,7 @@ def serve(
     api_key: tuple[str, ...] = locks.API_KEY,
     api_keys: Path | None = locks.API_KEYS,
     require_keys: bool = locks.REQUIRE_KEYS,
+    region: str | None = locks.REGION,
     share_prefix_cache: bool = locks.SHARE_PREFIX_CACHE,
     tls_cert: Path | None = locks.TLS_CERT,
     tls_key: Path | None = locks.TLS_KEY,

@@ -88,6 +88,17 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
     from tidemill.store.location import location_of
 
     server = deployment.server
+    database = location_of(server.database, default_home())
+    stored = None
+    if database is not None:
+        from tidemill.server.access.stored import StoredKeys
+
+        stored = StoredKeys(
+            database,
+            default_home(),
+            required=deployment.security.require_keys,
+            outage=server.database_outage,
+        )
     first, *others = model_options(deployment, say)
     models = [dataclasses.replace(first, locate=partial(_same, first.locate())), *others]
     return ServeOptions(
@@ -99,18 +110,17 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         state_folder=default_home() / "rollouts" / str(server.port) if server.port else None,
         log_level=server.log_level,
         limits=with_files(deployment.limits, say),
-        security=deployment.security.open(server.host, say),
+        security=deployment.security.open(server.host, say, stored),
         log_format=server.log_format,
         admission=deployment.admission,
         stall_timeout=server.stall_timeout,
         drain_timeout=server.drain_timeout,
         grpc=None if server.grpc_port is None else (server.host, server.grpc_port),
         source=source,
-        database=location_of(server.database, default_home()),
         home=default_home(),
-        database_outage=server.database_outage,
         resumable_streams=server.resumable_streams,
         keep_content=server.content == "database",
+        database=database,
         prices=deployment.prices,
         quotas=deployment.quotas,
     )

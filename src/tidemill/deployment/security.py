@@ -10,6 +10,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from tidemill.server.access.security import Security
+    from tidemill.server.access.stored import StoredKeys
 
 KEY_VARIABLE = "TIDEMILL_API_KEY"
 
@@ -20,6 +21,7 @@ class SecuritySettings(msgspec.Struct, frozen=True):
     api_key: Sequence[str]
     api_keys: Path | str | None
     require_keys: bool
+    region: str | None
     share_prefix_cache: bool
     tls_cert: Path | str | None
     tls_key: Path | str | None
@@ -29,8 +31,15 @@ class SecuritySettings(msgspec.Struct, frozen=True):
     trusted_proxy: Sequence[str]
     insecure: bool
 
-    def open(self, host: str, say: Callable[[str], None]) -> Security:
+    def open(
+        self, host: str, say: Callable[[str], None], stored: StoredKeys | None = None
+    ) -> Security:
         """Check the settings and build the security settings of a server that listens on `host`.
+
+        Args:
+            host: the address.
+            say: called with each line for the operator.
+            stored: keys of the database; None: there is none.
 
         Raises:
             TidemillError: kind CONFIG: an invalid key or file, or a public address without
@@ -39,16 +48,27 @@ class SecuritySettings(msgspec.Struct, frozen=True):
         from tidemill.base.errors import config_error
         from tidemill.server.access.keys import KeyStore, NoKeys, StaticKeys
         from tidemill.server.access.security import Security, check_origins, check_proxies
+        from tidemill.server.access.stored import AllKeys
         from tidemill.server.transport.listen import is_loopback
         from tidemill.server.transport.tls import Certificates
 
-        keys: KeyStore = NoKeys()
+        keys: KeyStore = NoKeys() if stored is None else stored
         if self.api_key or self.api_keys is not None:
             known = StaticKeys(self.api_key, _path(self.api_keys))
             for note in known.notes:
                 say(note)
             say(f"API keys: {len(known)}; every route but the probes wants one")
             keys = known
+            if stored is not None:
+                stored.taken = lambda: known.names
+                keys = AllKeys(known, stored)
+        elif self.require_keys and stored is None:
+            raise config_error(
+                "require-keys",
+                "--require-keys with --database none needs --api-key or --api-keys",
+            )
+        elif keys.closed and keys.settled:
+            say("API keys: those of the database; every route but the probes wants one")
         certificates = None
         if self.tls_cert is not None:
             certificates = Certificates(
@@ -61,8 +81,9 @@ class SecuritySettings(msgspec.Struct, frozen=True):
             raise config_error(
                 "host",
                 f"--host {host} can be reached from other machines and there is no API key: anyone "
-                f"there could use and overload this server. Set {KEY_VARIABLE}, --api-key or "
-                "--api-keys (or --tls-client-ca), or insist with --insecure",
+                f"there could use and overload this server. Make one (tidemill keys create NAME), "
+                f"set {KEY_VARIABLE}, --api-key or --api-keys (or --tls-client-ca), or insist with "
+                "--insecure",
             )
         if not (local or keys.closed or self.tls_client_ca):
             say(
@@ -79,6 +100,8 @@ class SecuritySettings(msgspec.Struct, frozen=True):
             cors_origins=check_origins(self.cors_origin),
             own_hosts=own,
             trusted_proxies=check_proxies(self.trusted_proxy),
+            stored=stored,
+            region=self.region or "",
         )
 
 

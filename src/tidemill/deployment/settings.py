@@ -194,6 +194,12 @@ SECURITY = (
         names=("--require-keys",),
     ),
     Setting(
+        *("region", kinds.text("a name"), None),
+        "Where this server is: keys with a residency are served only where it is the same; "
+        "default: none, and such keys are refused.",
+        Apply.SERVER,
+    ),
+    Setting(
         *("share_prefix_cache", kinds.switch(), False),
         "Let clients with different keys hit each other's prefixes.",
         Apply.SERVER,

@@ -108,6 +108,7 @@ def build_app(
         security.keys,
         share_prefix_cache=security.share_prefix_cache,
         own_hosts=security.own_hosts,
+        region=security.region,
         begin_quota=context.begin_quota,
     )
     if security.cors_origins:

@@ -47,7 +47,9 @@ _HTTP_CODES = {
     413: ("invalid_request_error", "body_too_large"),
     414: ("invalid_request_error", "url_too_long"),
     415: ("invalid_request_error", "unsupported_media_type"),
+    429: ("rate_limit_error", "overloaded"),
     431: ("invalid_request_error", "head_too_large"),
+    503: ("server_error", "unavailable"),
 }
 
 

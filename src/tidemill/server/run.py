@@ -77,7 +77,6 @@ class ServeOptions:
         home: ``TIDEMILL_HOME``, where requests are recorded before they are in the database; None:
             they are not recorded.
         resumable_streams: see `ServerContext.resumable`.
-        database_outage: seconds for which its keys count while it does not answer.
         keep_content: stored responses and conversations are kept in the database.
         prices: of models.
         quotas: limits of each level.
@@ -99,7 +98,6 @@ class ServeOptions:
     source: Source | None = None
     database: Location | None = None
     home: Path | None = None
-    database_outage: float = 3600.0
     resumable_streams: bool = False
     keep_content: bool = False
     prices: Prices = field(default_factory=Prices)
@@ -155,6 +153,8 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         say(f"serving {_listed(context.host.names)} on {url} after {seconds:.1f} s")
         if assembly.limits is not None:
             assembly.limits.start()
+        if options.security.stored is not None and context.storage is not None:
+            options.security.stored.follow(context.storage)
         from tidemill.server.banner import first_steps
 
         for line in first_steps(first, url, closed=options.security.keys.closed):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from sqlalchemy import Connection, select
 
 from tidemill.base.errors import config_error
+from tidemill.store.names import KEYS_REQUIRED
 from tidemill.store.tables.settings import CHANGES, SETTINGS
 from tidemill.store.upsert import upsert
 
+__all__ = ["IDENTITY", "KEYS_REQUIRED", "changed", "check_secret", "get", "put", "version"]
+
 IDENTITY = "identity"
 """Counts changes of keys, users, teams and organisations."""
-
-KEYS_REQUIRED = "keys.required"
-"""Set by the first key, and never taken back: a team whose last key is revoked is not open."""
 
 _SECRET = "secret.fingerprint"
 

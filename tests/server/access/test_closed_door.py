@@ -384,7 +384,9 @@ def test_bad_certificates(
 
 
 def _flags(**changes: Any) -> SecuritySettings:
-    values: dict[str, Any] = dict.fromkeys(("api_keys", "tls_cert", "tls_key", "tls_client_ca"))
+    values: dict[str, Any] = dict.fromkeys(
+        ("api_keys", "tls_cert", "tls_key", "tls_client_ca", "region")
+    )
     values |= dict.fromkeys(("api_key", "cors_origin", "allowed_host", "trusted_proxy"), ())
     switches = dict.fromkeys(("require_keys", "share_prefix_cache", "insecure"), False)
     return SecuritySettings(**{**values, **switches, **changes})

@@ -19,6 +19,7 @@ from tidemill.contract.quotas import NO_LIMITS, Limits
 from tidemill.generation.caller import Quota
 from tidemill.server.access.keys import NOBODY, Key, KeyStore, NoKeys, Owner, Role
 from tidemill.server.access.policy import OPEN, Policy
+from tidemill.server.access.wrong_keys import WrongKeys
 from tidemill.server.errors import Rejection, problem_response, reject
 
 PROBES = frozenset({"/healthz", "/readyz", "/health", "/ping"})
@@ -121,7 +122,9 @@ class AuthMiddleware:
         app: the wrapped application; it checks roles itself (`require`), since it knows the routes.
         keys: the key store.
         share_prefix_cache: whether clients with different keys may hit each other's prefixes.
-        own_hosts: when given, requests for other host names are rejected (see `check_host`).
+        own_hosts: when given, requests without a key for other host names are rejected (see
+            `check_host`).
+        region: where this server is; see `Policy.residency`.
         begin_quota: what a request of a principal is charged to, or None; called by `caller_of`.
     """
 
@@ -132,12 +135,15 @@ class AuthMiddleware:
         *,
         share_prefix_cache: bool = False,
         own_hosts: Collection[str] | None = None,
+        region: str = "",
         begin_quota: Callable[[Principal], Quota | None] | None = None,
     ) -> None:
         self.app = app
         self._keys = keys or NoKeys()
         self._share = share_prefix_cache
         self._own_hosts = own_hosts
+        self._region = region
+        self._wrong = WrongKeys()
         self._begin_quota = begin_quota
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -165,19 +171,34 @@ class AuthMiddleware:
     async def _authenticate(self, scope: Scope) -> Principal:
         client = scope.get("client")
         host = client[0] if client else ""
-        if self._own_hosts is not None and scope["path"] not in PROBES:
-            check_host(scope["headers"], self._own_hosts)
+        path = scope["path"]
+        probe = path in PROBES
+        if not self._keys.settled and not probe:
+            await self._keys.settle()
         if not self._keys.closed:
+            if self._own_hosts is not None and not probe:
+                check_host(scope["headers"], self._own_hosts)
             return by_address(host, Role.ADMIN)
         try:
-            key = await self._keys.find(_sent_key(scope["headers"]))
-            if key is None:
-                raise _unauthorized("the API key is not known here")
-            return _by_key(key, self._share)
+            return await self._by_key(scope, host, path)
         except Rejection:
-            if scope["path"] in PROBES:
+            if probe:
                 return by_address(host, None)
             raise
+
+    async def _by_key(self, scope: Scope, host: str, path: str) -> Principal:
+        token = _sent_key(scope["headers"])
+        key = await self._keys.find(token)
+        if key is None:
+            if path not in PROBES:
+                await self._wrong.penalty(by_address(host, None).name, token)
+            raise _unauthorized("the API key is not known here")
+        policy = key.policy
+        if policy is not OPEN:
+            policy.check_address(key.name, host)
+            policy.check_residency(key.name, self._region)
+            policy.check_route(key.name, path)
+        return _by_key(key, self._share)
 
 
 def require(principal: Principal, roles: Collection[Role]) -> None:

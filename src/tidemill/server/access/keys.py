@@ -93,14 +93,32 @@ class Key:
 
 
 class KeyStore(Protocol):
-    """A store of keys; a database would implement this protocol."""
+    """A store of keys: of files (`StaticKeys`), of the database (`stored.StoredKeys`), or both."""
 
     @property
     def closed(self) -> bool:
         """True when requests need a key."""
 
+    @property
+    def settled(self) -> bool:
+        """False while it is not known whether requests need one; see `settle`."""
+
+    @property
+    def reloadable(self) -> bool:
+        """Whether `reload` has something to read."""
+
+    async def settle(self) -> None:
+        """Wait until it is known, but not for long."""
+
     async def find(self, token: str) -> Key | None:
-        """The key for `token`, or None; takes the same time for every wrong token."""
+        """The key for `token`, or None; takes the same time for every wrong token.
+
+        Raises:
+            Rejection: 503: it cannot be told whether there is such a key.
+        """
+
+    def by_id(self, key_id: str) -> Key | None:
+        """The key of the database with this id, or None where it does not count any more."""
 
     def reload(self) -> str:
         """Reload the keys from their source; returns a message for the log.
@@ -114,8 +132,17 @@ class NoKeys:
     """A store without keys: no authentication."""
 
     closed = False
+    settled = True
+    reloadable = False
+
+    async def settle(self) -> None:
+        """It is known."""
 
     async def find(self, token: str) -> Key | None:
+        """None."""
+        return None
+
+    def by_id(self, key_id: str) -> Key | None:
         """None."""
         return None
 
@@ -166,13 +193,28 @@ class StaticKeys:
         _check_unique(found)
         return tuple(found)
 
+    settled = True
+    reloadable = True
+
     @property
     def closed(self) -> bool:
         """True: a configured store requires keys even while it is empty."""
         return True
 
+    async def settle(self) -> None:
+        """It is known."""
+
+    def by_id(self, key_id: str) -> Key | None:
+        """None: these have no ids."""
+        return None
+
     def __len__(self) -> int:
         return len(self._keys)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The keys' names."""
+        return frozenset(key.name for key in self._keys)
 
     async def find(self, token: str) -> Key | None:
         """Compares digests in constant time, and always with every key."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tidemill.base.errors import TidemillError, config_error
 from tidemill.base.log import get_logger
 from tidemill.server.access.keys import KeyStore, NoKeys
+from tidemill.server.access.stored import StoredKeys
 from tidemill.server.transport.tls import Certificates
 
 log = get_logger(__name__)
@@ -30,6 +31,8 @@ class Security:
         cors_origins: origins whose pages may use the API from a browser; ``*`` is all.
         own_hosts: accepted values of Host, or None for all; see `auth.check_host`.
         trusted_proxies: addresses whose X-Forwarded-For is trusted.
+        stored: those of `keys` that are in the database; None: none are.
+        region: where this server is, for keys whose requests must be served somewhere.
     """
 
     keys: KeyStore = field(default_factory=NoKeys)
@@ -38,11 +41,13 @@ class Security:
     cors_origins: tuple[str, ...] = ()
     own_hosts: tuple[str, ...] | None = None
     trusted_proxies: tuple[str, ...] = ()
+    stored: StoredKeys | None = None
+    region: str = ""
 
     @property
     def reloadable(self) -> bool:
         """True when `reload` has something to read."""
-        return self.keys.closed or self.certificates is not None
+        return self.keys.reloadable or self.certificates is not None
 
     async def reload(self) -> None:
         """Reload keys and certificates (SIGHUP). On an error, which is logged, the old ones stay.
