@@ -61,8 +61,9 @@ async def with_breakers(model: Model, sampling: SamplingParams, pace: Pace) -> S
 async def _ids(model: Model, text: str, param: str, pace: Pace) -> Sequence[int]:
     if not text or len(text) > MAX_TEXT_CHARS:
         raise bad_request(param, f"{param}: texts have 1 to {MAX_TEXT_CHARS} characters")
-    encode = model.tokenizer.encode
-    return await pace.short(len(text), encode, text, add_special=False)
+    ids = await pace.short(len(text), model.tokenizer.encode, text, add_special=False)
+    await pace.pause()  # there may be thousands
+    return ids
 
 
 async def joined(

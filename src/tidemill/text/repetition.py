@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from tidemill.contract.repetition import RepetitionDetection
@@ -12,7 +13,8 @@ class RepetitionFinder:
 
     For each period p it counts how many of the latest tokens equal the one p before them. The
     last p * k tokens are k times one pattern exactly if that count is at least p * (k - 1).
-    Memory and time per token are proportional to the number of periods, not to the output.
+    Only periods at which the latest token occurred have a count, so that a token takes time
+    proportional to its own occurrences among the last `max_pattern_size`.
 
     Args:
         rule: what is a repetition.
@@ -20,11 +22,14 @@ class RepetitionFinder:
     """
 
     def __init__(self, rule: RepetitionDetection, min_tokens: int = 0) -> None:
-        self._periods = range(rule.min_pattern_size, rule.max_pattern_size + 1)
-        self._needed = [p * (rule.min_count - 1) for p in self._periods]
-        self._runs = [0] * len(self._periods)
-        self._recent: list[int] = []  # the latest tokens, the newest last
-        self._keep = rule.max_pattern_size
+        self._low, self._high = rule.min_pattern_size, rule.max_pattern_size
+        self._again = rule.min_count - 1
+        # By period: the position of its latest token that equals the one a period before, and of
+        # the first of such tokens without a gap up to that one.
+        self._latest = [-2] * (self._high + 1)
+        self._first = [0] * (self._high + 1)
+        self._window: deque[int] = deque()  # the last tokens, at most `_high`
+        self._places: dict[int, deque[int]] = {}  # token of the window -> its positions
         self._seen = 0
         self._min_tokens = min_tokens
 
@@ -37,15 +42,28 @@ class RepetitionFinder:
         return None
 
     def _repeats(self, token: int) -> bool:
-        recent, runs = self._recent, self._runs
-        self._seen += 1
-        met = False
-        for i, period in enumerate(self._periods):
-            if period > len(recent):
-                break
-            runs[i] = runs[i] + 1 if recent[-period] == token else 0
-            met = met or runs[i] >= self._needed[i]
-        recent.append(token)
-        if len(recent) >= 2 * self._keep:
-            del recent[: -self._keep]
+        now, latest, first = self._seen, self._latest, self._first
+        places = self._places.setdefault(token, deque())
+        low, again, met = self._low, self._again, False
+        for place in places:
+            period = now - place
+            if period < low:
+                break  # later places are nearer
+            if latest[period] != now - 1:
+                first[period] = now
+            latest[period] = now
+            if now - first[period] + 1 >= period * again:
+                met = True
+        self._seen = now + 1
+        self._remember(token, now, places)
         return met and self._seen >= self._min_tokens
+
+    def _remember(self, token: int, now: int, places: deque[int]) -> None:
+        places.append(now)
+        self._window.append(token)
+        if len(self._window) > self._high:
+            oldest = self._window.popleft()
+            left = self._places[oldest]
+            left.popleft()
+            if not left:
+                del self._places[oldest]

@@ -10,7 +10,7 @@ import msgspec
 
 from tidemill.base.errors import bad_request, unsupported
 from tidemill.generation.prepare import Prepared
-from tidemill.generation.request import NO_TEXTS, GenerateRequest
+from tidemill.generation.request import GenerateRequest
 from tidemill.text.answering import PLAIN
 
 
@@ -83,8 +83,10 @@ def _beyond(asked: GenerateRequest) -> Iterator[str]:
         yield "truncate_prompt_tokens"
     if asked.add_special is not None:
         yield "add_special_tokens"
-    if asked.texts != NO_TEXTS:
+    if asked.texts.biased:
         yield "logit_bias"
+    if asked.texts.banned:
+        yield "bad_words"
     if asked.adapter is not None:
         yield "adapter"
     if asked.program is not None:
