@@ -10,6 +10,7 @@ from tidemill.contract.prices import Prices
 from tidemill.contract.quotas import NO_LIMITS, Defaults, Level, Limit, Limits, merged
 from tidemill.metrics.quotas import QuotaMetrics
 from tidemill.server.access.auth import Principal
+from tidemill.server.access.keys import Owner
 from tidemill.server.errors import Rejection
 from tidemill.server.quotas.account import Account, Subject, local_meter
 from tidemill.server.quotas.leased import Leased
@@ -75,6 +76,8 @@ class Quotas:
         self.treasury = treasury
         self._own: dict[Subject, Limits] = {}
         self._accounts: OrderedDict[Subject, Account] = OrderedDict()
+        # Of a client: whose it is, its limits in a key file, and its accounts that have limits.
+        self._known: dict[str, tuple[Owner, Limits, list[Account]]] = {}
 
     def set_limits(self, own: Mapping[Subject, Limits]) -> None:
         """Replace the limits that subjects have of their own; what is used stays used."""
@@ -83,6 +86,7 @@ class Quotas:
 
     def _follow(self) -> None:
         now = self.ledger.now()
+        self._known.clear()
         for account in self._accounts.values():
             account.follow(self._limits_of(account), now, self._make)
 
@@ -90,8 +94,12 @@ class Quotas:
         """What one request of a principal is charged to; None where nothing limits it."""
         if not (self._own or principal.limits or self.defaults):
             return None
-        accounts = self._accounts_of(principal)
-        return RequestQuota(self, accounts) if accounts else None
+        client = principal.key_id or principal.client_id
+        known = self._known.get(client)
+        if known is None or known[0] != principal.owner or known[1] is not principal.limits:
+            known = (principal.owner, principal.limits, self._accounts_of(principal))
+            self._known[client] = known
+        return RequestQuota(self, known[2]) if known[2] else None
 
     def _accounts_of(self, principal: Principal) -> list[Account]:
         found = []
@@ -110,6 +118,7 @@ class Quotas:
             while len(self._accounts) > MAX_ACCOUNTS:
                 _, oldest = self._accounts.popitem(last=False)
                 oldest.follow(NO_LIMITS, self.ledger.now())
+                self._known.clear()
             return account
         self._accounts.move_to_end(subject)
         if account.stated is not stated:  # the key file was read again
