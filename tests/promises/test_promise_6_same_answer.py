@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -101,6 +103,39 @@ def test_preemption(server: RealServer) -> None:
         answers = _all(other, requests, COUNT)
         assert other.stats()["preemptions"] > 0, "memory was not tight enough to show anything"
         _assert_same(answers, expected)
+
+
+def test_speculation_and_a_killed_engine(server: RealServer, alone: list[Answer]) -> None:
+    listing = {"type": "array", "items": {"enum": ["tide", "mill"]}, "minItems": 9, "maxItems": 12}
+    shape = {"type": "json_schema", "json_schema": {"name": "l", "schema": listing}}
+    repeat = " ".join(_WORDS * 3)
+    requests: list[dict[str, Any]] = [
+        {"prompt": repeat, "max_tokens": 300, "temperature": (0, 0.7, 1)[i % 3], "seed": i,
+         "ignore_eos": True, "logprobs": 1, "n": 1 + i % 2}
+        for i in range(9)
+    ]  # fmt: skip
+    requests += [
+        {"prompt": repeat, "max_tokens": 120, "temperature": 1, "seed": i, "logprobs": 1,
+         "response_format": shape}
+        for i in range(3)
+    ]  # fmt: skip
+    expected = _all(server, requests, 1)
+    assert server.stats()["drafted_tokens"] == 0
+    with RealServer("--speculate", "lookup", "--threads", "1", "--kv-memory", "64MiB") as other:
+        _assert_same(_all(other, _requests(), COUNT), alone)
+        stats = other.stats()
+        assert stats["drafted_tokens"] > stats["drafts_accepted"] > 100
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(_all, other, requests, len(requests))
+            deadline = time.monotonic() + 30
+            while other.stats()["generated_tokens"] < stats["generated_tokens"] + 300:
+                assert time.monotonic() < deadline
+            other.engine().kill()
+            answers = running.result()
+        different = [i for i, answer in enumerate(answers) if answer != expected[i]]
+        assert not different, f"requests {different} differ"
+        metrics = other.http.get("/metrics").text
+        assert re.search(r"^tidemill_engine_restarts_total\b.* 1\.0$", metrics, re.MULTILINE)
 
 
 def test_a_seed_is_reproducible_and_choices_differ(server: RealServer) -> None:

@@ -38,7 +38,9 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
             return None
         return finish(state, seq, FinishReason.ERROR, error=error)
     if in_flight.epoch == seq.epoch:
-        _advance_computed(state, in_flight, result)
+        seq.computed = in_flight.start + in_flight.count
+        if in_flight.drafts:
+            _compute_drafts(state, seq, result)
     _take_prompt_logprobs(seq, in_flight, result)
     if beams is not None:
         if in_flight.epoch == seq.epoch:
@@ -52,9 +54,9 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
     except TidemillError as error:
         failure = RequestError(error.kind, error.message, error.param, error.retryable)
         return finish(state, seq, FinishReason.ERROR, error=failure)
-    # A choice may end before all the drafts that came true.
-    seq.computed = min(seq.computed, len(seq.tokens))
     if seq.drafter and in_flight.sample:
+        # A choice may end before all the drafts that came true.
+        seq.computed = min(seq.computed, len(seq.tokens))
         speculation.take_result(state, in_flight, result, accepted[len(result.token_ids) :])
     state.forced += len(accepted) - len(result.token_ids) if reason is None else 0
     if in_flight.epoch == seq.epoch:
@@ -72,16 +74,13 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
     return Emission(seq.owner.client, _output(seq, accepted, result))
 
 
-def _advance_computed(state: State, in_flight: InFlightRow, result: RowResult) -> None:
-    """The row's tokens are computed, and with them the drafts that came true."""
-    seq = in_flight.seq
-    seq.computed = in_flight.start + in_flight.count
-    if in_flight.drafts:
-        seq.computed += max(0, len(result.token_ids) - 1)
-        # The sequence has no other row in flight: its next one overwrites the rejected drafts.
-        seq.planned = seq.computed
-        if seq.lease is not None:
-            seq.lease.truncate(state.memory.blocks_for(seq.planned))
+def _compute_drafts(state: State, seq: Sequence, result: RowResult) -> None:
+    """The drafts that came true are computed. The sequence has no other row in flight: its next one
+    overwrites the others."""
+    seq.computed += max(0, len(result.token_ids) - 1)
+    seq.planned = seq.computed
+    if seq.lease is not None:
+        seq.lease.truncate(state.memory.blocks_for(seq.planned))
 
 
 def _accept(
@@ -226,7 +225,9 @@ def _output(
 ) -> ChoiceOutput:
     first = not seq.first_sent
     seq.first_sent = True
-    (drafted, came_true), seq.drafts_to_report = seq.drafts_to_report, (0, 0)
+    drafted = came_true = 0
+    if seq.drafts_to_report is not None:
+        (drafted, came_true), seq.drafts_to_report = seq.drafts_to_report, None
     owner = seq.owner
     logprobs = None
     if result is not None and result.logprobs is not None:

@@ -60,7 +60,7 @@ def _plan_streams(
     """
     due = [s for s in state.running_of(background=False) if _is_due(s)]
     chosen = _chosen_streams(state, builder, due, urgent=urgent, competing=competing)
-    speculation.set_draft_budget(builder, chosen)
+    speculation.set_draft_budget(state, builder, chosen)
     for seq in sorted(chosen, key=lambda s: s.order):
         _plan_stream(state, builder, seq, last_step)
     if not builder.rows and len(chosen) < len(due):
@@ -204,7 +204,7 @@ def _add_row(
             mask_announced=masked
             or (sample and seq.constraint is not None and seq.constraint.masked),
             draft_token_ids=drafts,
-            drafts_wanted=speculation.drafts_wanted(state, seq) if sample else 0,
+            drafts_wanted=speculation.drafts_wanted(seq) if seq.drafter and sample else 0,
         )
     )
     in_flight = InFlightRow(

@@ -301,9 +301,11 @@ class Scheduler:
         """What drafts for a request; empty: nothing."""
         if request.pooling is not None or request.sampling.beam_search:
             return ""  # of a beam's next token all beams decide
-        return drafter_of(
+        drafter = drafter_of(
             self.limits.speculation, request.speculation, expected=bool(request.prediction)
         )
+        self._state.speculates |= bool(drafter)
+        return drafter
 
     def _enqueue(self, owner: RequestState) -> None:
         """Queue the first choice, which computes the prompt. The others are held until then and
@@ -543,7 +545,10 @@ class Scheduler:
             return None
         [step] = self._in_flight
         for in_flight in step.rows_in_flight:
-            if not in_flight.sample or in_flight.count != 1 or in_flight.seq.needs_result:
+            seq = in_flight.seq
+            if not in_flight.sample or in_flight.count != 1 or seq.serial:
+                return None
+            if seq.drafter and seq.needs_result:
                 return None
         return step.predicted or None
 

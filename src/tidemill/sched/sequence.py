@@ -145,7 +145,7 @@ class Sequence:
     drafter: str = ""
     drafts: tuple[int, ...] = ()
     verifying: int = 0
-    drafts_to_report: tuple[int, int] = (0, 0)
+    drafts_to_report: tuple[int, int] | None = None
     quiet: bool = False
     constraint: Constraint | None = None
     jumps: bool = False

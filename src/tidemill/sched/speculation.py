@@ -21,10 +21,10 @@ DRAFT_SHARE = 2
 """One part in so many of the tokens that a step has left after its streams may be drafts."""
 
 
-def set_draft_budget(builder: PlanBuilder, streams: list[Sequence]) -> None:
+def set_draft_budget(state: State, builder: PlanBuilder, streams: list[Sequence]) -> None:
     """Bound the drafts of a step that plans these streams: each gets its known tokens first, and
     prompts get a share of what is left."""
-    if any(seq.drafts for seq in streams):
+    if state.speculates and any(seq.drafts for seq in streams):
         left = builder.budget - sum(seq.remaining for seq in streams)
         builder.drafts = max(0, left // DRAFT_SHARE)
 
@@ -76,10 +76,8 @@ def _allowed(constraint: Constraint, drafts: tuple[int, ...]) -> tuple[tuple[int
     return drafts[:count], masked
 
 
-def drafts_wanted(state: State, seq: Sequence) -> int:
+def drafts_wanted(seq: Sequence) -> int:
     """How many drafts the executor may propose after a sampling row of the sequence."""
-    if not seq.drafter:
-        return 0
     # The row samples at least one token, and so does the row that verifies the drafts.
     return max(0, min(MAX_DRAFTS, seq.max_len - seq.known - 2))
 
@@ -97,5 +95,5 @@ def take_result(
         came_true = len(result.token_ids) - 1
         state.drafted += in_flight.drafts
         state.drafts_accepted += came_true
-        drafted, before = seq.drafts_to_report
+        drafted, before = seq.drafts_to_report or (0, 0)
         seq.drafts_to_report = drafted + in_flight.drafts, before + came_true

@@ -41,6 +41,7 @@ class State:
         tenants, queue: of the foreground.
         groups: all beam searches that have not ended.
         seq_ids: of new sequences.
+        speculates: a sequence has had a drafter.
     """
 
     def __init__(self, memory: KVMemory, limits: Limits, clock: Callable[[], float]) -> None:
@@ -58,6 +59,7 @@ class State:
         self.finished_to_send: list[int] = []
         self.preemptions = 0
         self.forced = 0
+        self.speculates = False
         self.drafted = 0
         self.drafts_accepted = 0
         self.prompt_tokens = 0

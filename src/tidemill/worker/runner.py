@@ -190,9 +190,9 @@ def _result(
 ) -> StepResult:
     # Per row: its first sampled position, and the tokens of those it reached.
     sampled: dict[int, tuple[int, list[int]]] = {}
-    for s, (i, token) in enumerate(
-        zip(step.sampling.tolist(), outputs.sampled.tolist(), strict=True)
-    ):
+    rows_of = step.sampling.tolist()
+    for s, token in enumerate(outputs.sampled.tolist()):
+        i = rows_of[s]
         if i not in sampled:
             sampled[i] = s, [token]
         elif token != NOT_REACHED:
