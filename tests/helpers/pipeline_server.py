@@ -19,6 +19,7 @@ from tidemill.server.context import ServerContext
 from tidemill.server.host.pipelines.options import PipelineOptions
 from tidemill.server.host.pipelines.pipeline import Pipeline
 from tidemill.server.host.slot import Hosted
+from tidemill.server.recording import Recording
 
 
 def echo(request: EngineRequest, choice: int) -> list[int]:
@@ -91,10 +92,13 @@ class _Loop(LoopMeter):
 
 
 @contextmanager
-def pipeline_server(folder: Path, **engine: Any) -> Iterator[PipelineServer]:
+def pipeline_server(
+    folder: Path, recording: Recording | None = None, **engine: Any
+) -> Iterator[PipelineServer]:
     """A running server."""
     scripted = ScriptedEngine(**{"script": echo, **engine})
     server = PipelineServer(folder, scripted, fake_context(scripted))
+    server.context.recording = recording
     meter = _Loop()
     with (
         serving(server.context, meter=meter) as url,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 from helpers.live_server import fake_context, serving
+from helpers.pipeline_server import pipeline_server
 from helpers.scripted_engine import ScriptedEngine
 
-from tidemill.contract.prices import Prices
+from tidemill.contract.prices import NANO, Prices
 from tidemill.contract.request import RequestError, RequestTimings
 from tidemill.server.access.security import Security
 from tidemill.server.recording import Recording, _times
@@ -228,6 +230,26 @@ def test_a_background_response_is_charged_when_it_ends() -> None:
         assert server.post("/v1/responses", body).json()["status"] in ("queued", "in_progress")
         record = server.one()
     assert (record.outcome, record.generated) == (Outcome.FINISHED, 30)
+
+
+TWICE = """
+async def answer(request, models):
+    for name in ("tiny", "inner"):
+        async for text in models[name].stream(request.messages):
+            yield text
+"""
+
+
+def test_a_pipeline_costs_what_its_calls_cost(tmp_path: Path) -> None:
+    records: list[RequestRecord] = []
+    prices = Prices.parse({"tiny": {"output": 1_000_000}, "twice": {"output": 5}})
+    with pipeline_server(tmp_path, Recording(records.append, prices)) as server:
+        server.add("inner", TWICE.replace('"inner"', '"tiny"'))
+        server.add("twice", TWICE)
+        usage = server.chat("twice").json()["usage"]
+    [record] = records
+    assert (record.model, record.generated) == ("twice", usage["completion_tokens"])
+    assert record.cost == NANO * record.generated > 0
 
 
 def test_times_of_the_engine() -> None:

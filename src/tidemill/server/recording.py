@@ -6,7 +6,7 @@ request's state. A generation that goes on without its request holds the record 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.requests import Request
@@ -54,6 +54,8 @@ class Measured(Protocol):
     def completion_tokens(self) -> int: ...
     @property
     def reasoning_tokens(self) -> int: ...
+    @property
+    def spent(self) -> Mapping[str, tuple[int, int, int]]: ...
 
 
 class Ends(Protocol):
@@ -154,8 +156,8 @@ class OpenRecord:
             choices = measured.num_choices
             finish = ",".join(dict.fromkeys(measured.finish_reasons))
             charged = outcome in (Outcome.FINISHED, Outcome.CANCELLED)
-            if charged and self._recording.prices:
-                cost = self._recording.prices.cost(name, prompt, cached, generated)
+            if charged and (prices := self._recording.prices):
+                cost = sum(prices.cost(one, *tokens) for one, tokens in measured.spent.items())
             if measured.timings is not None:
                 times = _times(measured.timings)
         return RequestRecord(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -66,6 +66,10 @@ class Generation(Protocol):
     @property
     def drafts(self) -> tuple[int, int]:
         """Drafts that became tokens of the output, and drafts that did not, over all choices."""
+
+    @property
+    def spent(self) -> Mapping[str, tuple[int, int, int]]:
+        """Prompt, cached and generated tokens by the model whose price they have."""
 
     def steps(self) -> AsyncGenerator[list[ChoiceDelta], None]:
         """Run it and yield the output of each step, at most one delta per choice.
@@ -154,6 +158,12 @@ class EngineGeneration:
         """Drafts that became tokens of the output, and drafts that did not, over all choices."""
         accepted = sum(prompt.drafts_accepted for prompt in self._prompts)
         return accepted, sum(prompt.drafted for prompt in self._prompts) - accepted
+
+    @property
+    def spent(self) -> Mapping[str, tuple[int, int, int]]:
+        """Prompt, cached and generated tokens by the model whose price they have."""
+        tokens = self.prompt_tokens, self.cached_tokens, self.completion_tokens
+        return {self._model.info.model: tokens if self.admitted else (0, 0, 0)}
 
     async def steps(self) -> AsyncGenerator[list[ChoiceDelta], None]:
         """Submit the requests and yield the output of each step, at most one delta per choice.

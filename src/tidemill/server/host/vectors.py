@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.ids import new_id
@@ -55,6 +55,12 @@ class Vectors:
         self._prepared = prepared
         self._size = size
         self._open: dict[str, None] = {}
+
+    @property
+    def spent(self) -> Mapping[str, tuple[int, int, int]]:
+        """Prompt, cached and generated tokens by the model whose price they have."""
+        tokens = (self.prompt_tokens, self.cached_tokens, 0) if self.admitted else (0, 0, 0)
+        return {self._model.info.model: tokens}
 
     async def run(self) -> list[bytes]:
         """Each input's vector as float32 bytes, in order. Cancellation cancels all.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
@@ -54,6 +54,28 @@ class Usage:
     cached: int = 0
 
 
+Spent = Mapping[str, tuple[int, int, int]]
+"""Model -> prompt tokens, those of them that were cached, and generated tokens."""
+
+
+class Spender(Protocol):
+    """A call: a generation, or vectors."""
+
+    @property
+    def spent(self) -> Spent:
+        """So far."""
+
+
+def sum_of(parts: Iterable[Spent]) -> dict[str, tuple[int, int, int]]:
+    """The sum by model."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for part in parts:
+        for model, tokens in part.items():
+            before = found.get(model, (0, 0, 0))
+            found[model] = before[0] + tokens[0], before[1] + tokens[1], before[2] + tokens[2]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Calling:
     """Answers the calls of one run.
@@ -66,6 +88,8 @@ class Calling:
         max_answer_bytes: bound of one answer.
         usage: counted here.
         errors: why calls failed, by number.
+        running: the calls that have not ended, by number.
+        ended: what the others spent.
     """
 
     host: ModelHost
@@ -75,6 +99,18 @@ class Calling:
     max_answer_bytes: int
     usage: Usage = field(default_factory=Usage)
     errors: dict[int, Exception] = field(default_factory=dict)
+    running: dict[int, Spender] = field(default_factory=dict)
+    ended: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    @property
+    def spent(self) -> Spent:
+        """Tokens by the model whose price they have."""
+        return sum_of((self.ended, *(call.spent for call in self.running.values())))
+
+    def _end(self, call: Call) -> None:
+        ended = self.running.pop(call.call, None)
+        if ended is not None:
+            self.ended.update(sum_of((self.ended, ended.spent)))
 
     async def answer(self, call: Call, reply: Reply) -> None:
         """Answer one call; see `pipeline_process.Answer`."""
@@ -90,6 +126,8 @@ class Calling:
             log.exception("request %s: a call of %s failed", self.request_id, call.model)
             self.errors[call.call] = error
             await reply(Failed(call.call, ErrorKind.INTERNAL, "internal error; see the log"))
+        finally:
+            self._end(call)
 
     def _check_circle(self, model: ServedModel) -> None:
         if model.pipeline is None:
@@ -114,6 +152,7 @@ class Calling:
             streamed=call.stream,
             callers=self.callers,
         )
+        self.running[call.call] = generation
         parts = _Parts()
         before = Usage()
         try:
@@ -175,6 +214,7 @@ class Calling:
             arrival=monotonic(),
         )
         run = Vectors(model, await prepare_embedding(model, asked, LOOP))
+        self.running[call.call] = run
         found = await run.run()
         self.usage.prompt += run.prompt_tokens
         self.usage.cached += run.cached_tokens
@@ -198,6 +238,7 @@ class Calling:
             arrival=monotonic(),
         )
         run = Vectors(model, await prepare_scores(model, asked, LOOP))
+        self.running[call.call] = run
         scores = scores_of(model, asked, await run.run())
         self.usage.prompt += run.prompt_tokens
         self.usage.cached += run.cached_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -109,6 +109,11 @@ class PipelineGeneration:
     def drafts(self) -> tuple[int, int]:
         """Not known of calls."""
         return 0, 0
+
+    @property
+    def spent(self) -> Mapping[str, tuple[int, int, int]]:
+        """Prompt, cached and generated tokens by the model whose price they have."""
+        return self._calling.spent
 
     async def ready(self) -> None:
         """Wait for the process, so that the model's fingerprint is that of the file as it is now.
