@@ -110,6 +110,19 @@ def test_the_audit_log_is_verified(home: Path) -> None:
     assert found["valid"] is False
 
 
+@pytest.mark.usefixtures("left")
+def test_old_rows_are_pruned_and_the_rest_stays_valid() -> None:
+    run("usage")
+    result = run("audit", "prune", "2027-01-17")
+    assert (result.exit_code, result.output) == (0, "removed: 2 rows\n")
+    assert run("audit", "verify").output == "4 rows; 2 of 2 chains are whole\n"
+    rows = [json.loads(line) for line in run("audit", "export").stdout.splitlines()]
+    [receipt] = [row for row in rows if row.get("kind") == "audit.prune"]
+    assert receipt["actor"].startswith("cli:") and list(receipt["detail"]["removed"].values()) == [
+        2
+    ]
+
+
 def test_wrong_use() -> None:
     assert "exclude each other" in str(run("usage", "--json", "--csv").exception)
     assert "needs a database" in str(run("usage", "--database", "none").exception)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli.database import DATABASE, with_database
-from tidemill.cli.declared import command, option
+from tidemill.cli.database import DATABASE, actor_name, with_database
+from tidemill.cli.declared import argument, command, option
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from tidemill.store.verify import ChainReport
 
-audit = click.Group("audit", help="Check or export the log of administrative acts and requests.")
+audit = click.Group(
+    "audit",
+    help="Check or export the log of administrative acts and requests (docs/usage.md).",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 
 
 def verify(
@@ -84,5 +90,23 @@ def export(
     with_database(database, lambda opened: opened.read(lambda c: write(lines_of(c, start))))
 
 
+def prune(
+    age: str = argument(..., help="Of the rows to be removed, at least: 90d, 400d."),
+    database: str | None = DATABASE,
+) -> None:
+    """Remove the oldest rows of requests; what administrators did stays.
+
+    The rest can be verified as before, and the log says what was removed, by whom.
+    """
+    from tidemill.store.audit import prune_requests
+    from tidemill.store.report import time_of
+
+    before = time_of(age, "age") * 1000
+    work = partial(prune_requests, before=before, actor=actor_name())
+    count = with_database(database, lambda opened: opened.write(work))
+    click.echo(f"removed: {count:,} rows")
+
+
 audit.add_command(command("verify", verify))
 audit.add_command(command("export", export))
+audit.add_command(command("prune", prune))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,6 +21,14 @@ DATABASE = option(
     help="As of `tidemill serve`; default: tidemill.db in TIDEMILL_HOME.",
     envvar="TIDEMILL_DATABASE",
 )
+
+
+def actor_name() -> str:
+    """Who uses this command line, for the audit log."""
+    try:
+        return f"cli:{getpass.getuser()}"
+    except (KeyError, OSError):
+        return "cli:unknown"
 
 
 def with_database(url: str | None, work: Callable[[Database], Awaitable[T]]) -> T:

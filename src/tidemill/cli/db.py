@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 from functools import partial
 from pathlib import Path
@@ -11,20 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from tidemill.base.errors import config_error
-from tidemill.cli.database import DATABASE, located, with_database
+from tidemill.cli.database import DATABASE, actor_name, located, with_database
 from tidemill.cli.declared import argument, command, option
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 _FOREVER = "forever"
-
-
-def _actor() -> str:
-    try:
-        return f"cli:{getpass.getuser()}"
-    except (KeyError, OSError):
-        return "cli:unknown"
 
 
 def backup(
@@ -74,7 +66,7 @@ def purge(
     owners = with_database(database, lambda opened: opened.read(find))
     if not yes:
         click.confirm(f"remove what {', '.join(owners)} stored?", abort=True, err=True)
-    work = partial(remove, actor=_actor(), owners=owners)
+    work = partial(remove, actor=actor_name(), owners=owners)
     found = with_database(database, lambda opened: opened.write(work))
     if as_json:
         click.echo(json.dumps({"owners": owners, "removed": found}))
@@ -105,7 +97,7 @@ def retention(
     seconds = seconds_of(age)
     if seconds is None and age != _FOREVER:
         raise config_error("age", f"{age!r} is no age: 30d, 12h, 90m or forever")
-    work = partial(set_for, actor=_actor(), team=team, seconds=seconds)
+    work = partial(set_for, actor=actor_name(), team=team, seconds=seconds)
     with_database(database, lambda opened: opened.write(work))
     click.echo(f"{team or EVERYBODY}: {age}")
 

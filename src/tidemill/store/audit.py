@@ -164,6 +164,17 @@ def prune(connection: Connection, chain: str, before: int) -> int:
     return last_old - head.pruned_seq
 
 
+def prune_requests(connection: Connection, actor: str, before: int) -> int:
+    """Prune the chains of all servers, and note it; see `prune`."""
+    chains = connection.execute(sa.select(AUDIT_HEADS.c.chain).order_by(AUDIT_HEADS.c.chain))
+    counts = {
+        chain: prune(connection, chain, before) for chain in chains.scalars().all() if chain != ACTS
+    }
+    removed = {chain: count for chain, count in counts.items() if count}
+    record(connection, actor, "audit.prune", "", {"before": before, "removed": removed})
+    return sum(removed.values())
+
+
 def erase(connection: Connection, condition: sa.ColumnElement[bool]) -> int:
     """Erase the details of rows, of which the digest stays; the chains stay valid.
 
