@@ -33,6 +33,8 @@ class Search(NamedTuple):
     ends: tuple[int, ...] = ENDS
     repetition: float = 1.0
     min_tokens: int = 0
+    ngram: int = 0
+    bad: tuple[tuple[int, ...], ...] = ()
 
 
 SEARCHES = [
@@ -42,6 +44,7 @@ SEARCHES = [
     Search(2, 0.6, True),
     Search(7, 0.6, min_tokens=4),
     Search(4, 2.0, "never", repetition=1.7),
+    Search(4, 0.6, ngram=2, bad=(*((t,) for t in range(0, VOCAB, 5)), (90, 17), (5, 90))),
 ]
 
 
@@ -65,6 +68,8 @@ def by_transformers(model: Any, search: Search) -> list[tuple[list[int], float]]
         length_penalty=search.length_penalty,
         early_stopping=search.early_stopping,
         repetition_penalty=search.repetition,
+        no_repeat_ngram_size=search.ngram or None,
+        bad_words_ids=[list(words) for words in search.bad] or None,
         eos_token_id=list(search.ends) or None,
         pad_token_id=0,
         output_scores=True,
@@ -119,6 +124,8 @@ def requested(name: str, search: Search) -> EngineRequest:
         stop_token_ids=search.ends,
         repetition_penalty=search.repetition,
         min_tokens=search.min_tokens,
+        no_repeat_ngram_size=search.ngram,
+        bad_words_ids=search.bad,
         logprobs=1,
     )
 

@@ -183,8 +183,7 @@ class SamplingParams(
             defaults: what the model's makers recommend.
         """
         left_out = {k: v for k, v in NEUTRAL.items() if getattr(self, k) is None}
-        if self.beam_search:  # others choose among tokens
-            defaults = {k: v for k, v in defaults.items() if k == "repetition_penalty"}
+        defaults = {k: v for k, v in defaults.items() if k in self.recommended}
         return self.with_values({k: defaults.get(k, v) for k, v in left_out.items()})
 
     def with_values(self, values: Mapping[str, Any]) -> SamplingParams:
@@ -200,6 +199,12 @@ class SamplingParams(
     def greedy(self) -> bool:
         """True when no random number is drawn."""
         return self.temperature == 0.0
+
+    @property
+    def recommended(self) -> Iterable[str]:
+        """Fields for which the model's recommendation applies: of a beam search, those that do not
+        only choose among tokens."""
+        return NEUTRAL if not self.beam_search else ("repetition_penalty",)
 
     @property
     def beam_search(self) -> bool:

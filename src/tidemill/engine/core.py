@@ -555,7 +555,7 @@ class EngineCore:
         self._grammars.compile_later(
             request.program,
             ends,
-            request.sampling.n,
+            request.sampling.width,
             done,
             tenant=request.tenant,
             wanted=lambda: self._scheduler.is_waiting_for_program(client, request.request_id),
