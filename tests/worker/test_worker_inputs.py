@@ -241,7 +241,6 @@ def _runner() -> Runner:
 VALUES = {
     "adapter_slot": 1,
     "embedding_overrides": (EmbeddingOverride(0, b"", b""),),
-    "hidden_states": ("final",),
 }
 # The others. A new field belongs here with a test of what it does, or into UNSUPPORTED.
 COMPUTED = {
@@ -249,6 +248,7 @@ COMPUTED = {
     "drafts_wanted",
     *("layers", "state_from", "fork_of", "snapshots", "logits", "sample", "mask_announced"),
     "draft_token_ids",
+    "hidden_states",
 }
 
 

@@ -118,7 +118,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             that is sampled.
         adapter_slot: 0 is the base model.
         embedding_overrides: see `EmbeddingOverride`.
-        hidden_states: names of hidden states to return (for instance ``final``).
+        hidden_states: names of hidden states to return: ``final`` (behind the last norm), or
+            ``layer.N``, the residual stream in front of layer N. Not with `layers`.
     """
 
     seq_id: int
@@ -201,8 +202,8 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         logprobs: one per accepted token, when asked for.
         prompt_logprobs: for a row with logits ALL: for each of its computed positions p whose
             next token is known, the logprob of the token at p + 1, in order of p.
-        hidden_states: name -> float32 bytes, row-major [count, hidden_size]; none yet, as no row
-            may have them returned.
+        hidden_states: name -> float32 bytes, row-major [tokens, hidden_size], of the row's tokens
+            and of the drafts that came true.
         pooled: float32 bytes: the vector of a sequence with `pooling`, once it is whole.
         candidates: of a beam's sampling row, best first; none if the mask or bans left no token.
             `logprobs` then has one entry, whose `top` holds for each of them.

@@ -17,6 +17,7 @@ from tidemill.backends.base import (
 )
 from tidemill.contract.plan import LogitsWanted, Row, RowResult, StepPlan
 from tidemill.contract.request import Pooling
+from tidemill.worker.hidden import layer_of, request_hidden
 from tidemill.worker.pooling import hidden_wanted
 from tidemill.worker.sampler_options import gather_extras
 from tidemill.worker.sequences import SequenceSlots
@@ -33,7 +34,6 @@ _LOGITS = {
 # Row fields that are not computed yet: field -> its name in error messages. Whoever builds the
 # capability deletes the line.
 UNSUPPORTED = {
-    "hidden_states": "hidden-state outputs",  # issue 39, drafters on the target's hidden states
     "adapter_slot": "adapters",  # issue 40
     "embedding_overrides": "embedding overrides",  # issue 40, prompt adapters; later images
 }
@@ -104,7 +104,9 @@ class InputBuilder:
                 self._states.release(seq_id)
         for new in plan.new:
             seqs.add(new)
-        refused = {row.seq_id: error for row in plan.rows if (error := _rejection(row))}
+        refused = {
+            row.seq_id: error for row in plan.rows if (error := _rejection(row, self._layers))
+        }
         rows = [row for row in plan.rows if row.seq_id not in refused] if refused else [*plan.rows]
         slots = np.fromiter((seqs.slot(row.seq_id) for row in rows), np.int32, len(rows))
         blocks_before = seqs.table_len[slots]
@@ -151,6 +153,7 @@ class InputBuilder:
         poolings = self._poolings(rows, slots)
         if poolings:
             inputs.hidden = self._hidden(slots, starts, ends, poolings)
+        request_hidden(inputs, rows, self._layers)
         inputs.second = self._second(slots)
         return PreparedStep(
             plan, inputs, rows, refused, slots, ends, sampling, blocks_before, poolings
@@ -406,7 +409,15 @@ def _slice_of(row: Row) -> LayerSlice | None:
     return None if layers is None else LayerSlice(row.seq_id, layers.begin, layers.end)
 
 
-def _rejection(row: Row) -> RowResult | None:
+def _rejection(row: Row, layers: int) -> RowResult | None:
+    for name in row.hidden_states:
+        if layer_of(name, layers) is None:
+            return RowResult(
+                seq_id=row.seq_id,
+                error=f"no hidden states are called {name!r}: final, or layer.0 to layer.{layers}",
+                error_kind="bad_request",
+                error_param="hidden_states",
+            )
     for name, words in UNSUPPORTED.items():
         if getattr(row, name):
             return RowResult(

@@ -10,9 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.backends.base import (
-    HIDDEN_ALL,
-    HIDDEN_LAST,
-    HIDDEN_NONE,
     NOT_REACHED,
     Backend,
     LogprobArrays,
@@ -29,6 +26,7 @@ from tidemill.contract.plan import (
 )
 from tidemill.contract.request import TokenLogprob
 from tidemill.models.head import Head
+from tidemill.worker.hidden import named_states, spans
 from tidemill.worker.inputs import InputBuilder, PreparedStep
 from tidemill.worker.pooling import Pooler
 
@@ -52,6 +50,7 @@ _SAMPLING_ERRORS = {
         "not_finite",
     ),
 }
+_NO_STATES: dict[str, bytes] = {}
 _NO_DRAFTS: tuple[tuple[int, ...], bool] = ((), False)
 _NOTHING_SAMPLED: tuple[int, list[int]] = (0, [])
 _UNKNOWN_ERROR = ("the backend sampled no token", "internal")
@@ -131,6 +130,8 @@ class Runner:
         except Exception:
             # The plan's rows fail, so its new sequences must not stay registered.
             self.inputs.forget_new(plan)
+            if self.speculation is not None:
+                self.speculation.forget_new(plan)
             raise
         while len(self._steps) >= MAX_OUTSTANDING:
             del self._steps[next(iter(self._steps))]
@@ -147,15 +148,11 @@ class Runner:
 
     def pooled(self, step: PreparedStep, outputs: StepOutputs) -> dict[int, bytes]:
         """Pool the step's hidden states; per row index the finished vector, or empty bytes."""
-        found, at = {}, 0
-        wanted, inputs = step.inputs.hidden, step.inputs
-        assert wanted is not None
+        found, inputs = {}, step.inputs
         none = np.zeros((0, self.backend.spec.hidden_size), np.float32)
-        for i, kind in enumerate(wanted.tolist()):
+        for i, span in enumerate(spans(inputs)):
             start, end = int(inputs.context_len[i]), int(step.ends[i])
-            count = {HIDDEN_NONE: 0, HIDDEN_LAST: 1, HIDDEN_ALL: end - start}[kind]
-            hidden = none if outputs.hidden is None else outputs.hidden[at : at + count]
-            at += count
+            hidden = none if outputs.hidden is None else outputs.hidden[span]
             if i in step.poolings:
                 length = int(self.inputs.sequences.prompt_len[step.slots[i]])
                 pooling, seq_id = step.poolings[i], step.rows[i].seq_id
@@ -164,6 +161,8 @@ class Runner:
 
     def rollback(self, plan: StepPlan) -> None:
         """Undo what a failed plan changed here; the newest one first."""
+        if self.speculation is not None:
+            self.speculation.forget_new(plan)
         step = self._steps.pop(plan.step_id, None)
         if step is not None:
             self.inputs.undo(step)
@@ -199,6 +198,13 @@ def _result(
             sampled[i][1].append(token)
     prompt = _prompt_logprobs(step, outputs.targets)
     wanted, beams = step.inputs.sampling.num_logprobs, step.inputs.sampling.candidates
+    states: dict[int, dict[str, bytes]] = {}
+    if step.inputs.hidden is not None:
+        rejected = {
+            i: len(step.rows[i].draft_token_ids) + 1 - max(1, sum(t >= 0 for t in found))
+            for i, (_, found) in sampled.items()
+        }
+        states = named_states(step.inputs, outputs, step.rows, rejected)
     computed: dict[int, RowResult] = {}
     for i, row in enumerate(step.rows):
         first, tokens = sampled.get(i, _NOTHING_SAMPLED)
@@ -233,6 +239,7 @@ def _result(
             logprobs=logprobs,
             prompt_logprobs=logprobs_of_prompt,
             pooled=vector,
+            hidden_states=states.get(i, _NO_STATES),
         )
     rows = tuple(step.refused.get(row.seq_id) or computed[row.seq_id] for row in step.plan.rows)
     return StepResult(step_id=step.plan.step_id, rows=rows, timings=StepTimings(*outputs.seconds))

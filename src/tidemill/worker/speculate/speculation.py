@@ -46,6 +46,11 @@ class Speculation:
                 self._of[new.seq_id] = new.drafter
                 self._drafters[new.drafter].add(new)
 
+    def forget_new(self, plan: StepPlan) -> None:
+        """Forget the sequences that a failed plan introduced; a later one introduces them again."""
+        for new in plan.new:
+            self._forget(new.seq_id)
+
     def read(self, plan: StepPlan) -> None:
         """Have drafters read, while the step computes, what is known of the sequences that will
         want drafts."""
