@@ -77,6 +77,11 @@ class Column:
             inside[last] = value
         return made
 
+    def accepts(self, name: str, value: Any) -> bool:
+        """Whether a value of a parameter that is not one here is taken since it changes nothing."""
+        known = list(self.bodies.values())[-1].known.get(name)
+        return isinstance(known, Neutral) and known.takes(value)
+
     @property
     def place(self) -> str:
         """Where most parameters stand, with a dot; empty: in the body itself."""
@@ -163,10 +168,15 @@ def parameter_table() -> str:
     head = ["parameter", *(column.title for column in COLUMNS)]
     rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name in PARAMETERS:
-        cells = [column.names.get(name, "") for column in COLUMNS]
-        shown = [f"`{cell.removeprefix('parameters.')}`" if cell else "no" for cell in cells]
+        shown = [_named(column, name) for column in COLUMNS]
         rows.append("| " + " | ".join([f"`{name}`", *shown]) + " |")
     return "\n".join(rows)
+
+
+def _named(column: Column, name: str) -> str:
+    if name in column.names:
+        return f"`{column.names[name].removeprefix('parameters.')}`"
+    return "no effect" if column.accepts(name, as_json(sample(name))) else "no"
 
 
 def known_fields(column: Column) -> Iterator[tuple[str, str]]:

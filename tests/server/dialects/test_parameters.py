@@ -69,7 +69,11 @@ def test_every_parameter_works_or_is_refused_by_name(server: Server, column: Col
             assert found == VALUES[name], name
         else:
             at = column.place + name
-            answer = server.http.post(column.path, json=column.body({at: as_json(VALUES[name])}))
+            value = as_json(VALUES[name])
+            answer = server.http.post(column.path, json=column.body({at: value}))
+            if column.accepts(name, value):  # such as the threshold of a sampler that is off
+                assert answer.status_code == 200, (name, answer.text)
+                continue
             assert answer.status_code == 400 and at in answer.text, (name, answer.text)
 
 
