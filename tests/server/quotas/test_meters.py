@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tidemill.contract.quotas import MEASURES
-from tidemill.server.quotas.meters import NEVER, Bucket, Gauge, Now, Window, make_meter
+from tidemill.server.quotas.meters import NEVER, SOON, Bucket, Gauge, Now, Window, make_meter
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC).timestamp()
 HOUR = 3600.0
@@ -78,12 +78,24 @@ def test_a_gauge_learns_how_long_requests_take() -> None:
 def test_a_window_begins_anew_at_midnight_utc_and_at_the_months_end() -> None:
     day, month = meter("tokens_per_day", 100), meter("money_per_month", 100)
     for window in (day, month):
-        window.take(100, at(0))
+        window.end(100, 100, window.take(100, at(0)), at(0))
         assert not window.fits(1, at(12 * HOUR - 1))
         assert window.wait(1, at(0)) == pytest.approx(12 * HOUR)
         assert window.fits(100, at(12 * HOUR))
         assert window.wait(101, at(0)) == NEVER
     assert (day.period, month.period) == (20261201, 202612)
+
+
+def test_what_requests_in_flight_hold_may_come_back_soon() -> None:
+    day = meter("tokens_per_day", 100)
+    first, second = day.take(50, at(0)), day.take(40, at(0))
+    assert day.wait(60, at(0)) == SOON
+    day.end(50, 50, first, at(0))
+    assert day.wait(60, at(0)) == pytest.approx(12 * HOUR)
+    assert day.wait(50, at(0)) == SOON
+    day.end(40, 10, second, at(0))
+    assert day.fits(40, at(0))
+    assert day.wait(41, at(0)) > SOON
 
 
 def test_what_was_taken_before_midnight_is_settled_there() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tidemill.contract.quotas import Measure, Period
-from tidemill.server.quotas.meters import Gauge, Meter, Now
+from tidemill.server.quotas.meters import SOON, Gauge, Meter, Now
 
 SHARE = 32
 ONE = 16
@@ -134,7 +134,13 @@ class Leased:
 
     def _wait(self, need: int, now: Now) -> float:
         missing = need - self.free
-        return 0.0 if self._bank.fits(missing, now) else self._bank.wait(min(missing, need), now)
+        if self._bank.fits(missing, now):
+            return 0.0
+        seconds = self._bank.wait(min(missing, need), now)
+        if self._bank.measure.period in (Period.DAY, Period.MONTH):
+            soon = self._bank.fits(missing - self._in_flight, now)
+            return min(SOON, seconds) if soon else seconds
+        return seconds
 
     def remaining(self, now: Now) -> int:
         """See `Meter`."""

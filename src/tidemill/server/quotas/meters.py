@@ -18,6 +18,10 @@ NEVER = float("inf")
 STEP_BACK = 3600.0
 """Seconds that the wall clock may step back without returning to an earlier period."""
 
+SOON = 5.0
+"""Seconds after which a request may fit that a day's or month's amount refuses only because
+requests in flight hold their most."""
+
 _MINUTE = 60.0
 _FIRST_SECONDS = 2.0  # assumed duration of a request
 _MEAN_WEIGHT = 1 / 16
@@ -223,15 +227,8 @@ class Window:
     """
 
     __slots__ = (
-        "_before",
-        "_ends",
-        "_of",
-        "_starts",
-        "amount",
-        "measure",
-        "period",
-        "soft",
-        "used",
+        *("_before", "_ends", "_of", "_starts", "amount"),
+        *("in_flight", "measure", "period", "soft", "used"),
     )
 
     def __init__(self, measure: Measure, amount: int, now: Now, *, soft: bool = False) -> None:
@@ -240,6 +237,8 @@ class Window:
         self.soft = soft
         self.used = 0
         """Taken in this period: used for certain, or reserved."""
+        self.in_flight = 0
+        """Of that, reserved by requests that have not ended."""
         self._of = PERIODS[measure.period]
         self.period, self._starts, self._ends = self._of(now.wall)
         self._before = (self.period, 0)
@@ -253,18 +252,23 @@ class Window:
         """See `Meter`."""
         self._roll(now)
         self.used += need
+        self.in_flight += need
         return self.period
 
     def end(self, taken: int, used: int, period: int, now: Now) -> None:
         """See `Meter`."""
         if period == self.period:
             self.used += used - taken
+            self.in_flight -= taken
         elif period == self._before[0]:
             self._before = (period, self._before[1] + used - taken)
 
     def wait(self, need: int, now: Now) -> float:
         """See `Meter`."""
-        return NEVER if need > self.amount else self.reset(now)
+        if need > self.amount:
+            return NEVER
+        soon = need <= self.amount - self.used + self.in_flight
+        return min(SOON, self.reset(now)) if soon else self.reset(now)
 
     def remaining(self, now: Now) -> int:
         """See `Meter`."""
@@ -296,6 +300,7 @@ class Window:
     def _roll(self, now: Now) -> None:
         if self._starts - STEP_BACK <= now.wall < self._ends:
             return
+        self.in_flight = 0
         used = (self.period, self.used)
         self.period, self._starts, self._ends = self._of(now.wall)
         self.used = self._before[1] if self._before[0] == self.period else 0

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from tidemill.contract.quotas import Measure, Period, Unit
 from tidemill.server.errors import Problem, Rejection
 from tidemill.server.quotas.ledger import Cost, Exceeded
-from tidemill.server.quotas.meters import NEVER, Meter, Now
+from tidemill.server.quotas.meters import NEVER, SOON, Meter, Now
 
 RATE = "rate_limit_exceeded"
 BUDGET = "insufficient_quota"
@@ -33,7 +33,8 @@ def refusal(exceeded: Exceeded, now: Now) -> Rejection:
     left = _amount(meter.measure, meter.remaining(now))
     seconds = max(1, math.ceil(exceeded.wait))
     headers = {"Retry-After": str(seconds)}
-    if meter.measure.period in (Period.DAY, Period.MONTH):
+    budget = meter.measure.period in (Period.DAY, Period.MONTH)
+    if budget and exceeded.wait > SOON:
         reset = datetime.fromtimestamp(now.wall + exceeded.wait, UTC)
         message = (
             f"{account.title} has a limit of {limit}, of which {left} is left, and this request "
@@ -43,9 +44,10 @@ def refusal(exceeded: Exceeded, now: Now) -> Rejection:
     if meter.measure.period is Period.CONCURRENT:
         message = f"{account.title} has a limit of {limit}, which are running"
     else:
+        held = " beside what requests in flight hold" if budget else ""
         message = (
-            f"{account.title} has a limit of {limit}, of which {left} is left, and this request "
-            f"{_needs(exceeded)}"
+            f"{account.title} has a limit of {limit}, of which {left} is left{held}, and this "
+            f"request {_needs(exceeded)}"
         )
     message += f"; try again in {seconds} s"
     return Rejection(Problem(429, "rate_limit_error", message, None, RATE, headers))
