@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 from helpers.live_server import fake_context, serving
+from helpers.pipeline_server import pipeline_server
 from helpers.scripted_engine import ScriptedEngine, fake_info
 
 from tidemill.contract.prices import Prices
@@ -297,3 +298,26 @@ def test_256_concurrent_requests_never_overshoot(limits: dict[str, object], fit:
     assert codes.count(200) == fit
     assert codes.count(429) == 256 - fit
     assert len(engine.requests) == fit
+
+
+def test_a_pipeline_counts_once_and_its_calls_have_their_tokens(tmp_path: Path) -> None:
+    source = """
+        async def answer(request, models):
+            await models["tiny"].generate("abc", max_tokens=3)
+            async for text in models["tiny"].stream(request.messages, max_tokens=5):
+                yield text
+        """
+    with pipeline_server(tmp_path, script=letters(50)) as server:
+        server.add("two", source)
+        limits: dict[str, object] = {"tokens_per_day": 200, "rpd": 5, "concurrent_requests": 1}
+        quotas = limited(server.context, key=limits)
+        answer = server.chat("two")
+        assert answer.status_code == 200
+        assert used(quotas, "requests_per_day") == 1
+        assert used(quotas, "tokens_per_day") == answer.json()["usage"]["total_tokens"]
+        few = parse_limits({"tokens_per_day": used(quotas, "tokens_per_day") + 8})
+        quotas.set_limits({(Level.KEY, "addr:127.0.0.1"): few})
+        refused = server.chat("two")  # in its second call
+        assert refused.status_code == 429
+        assert "tokens per day" in refused.json()["error"]["message"]
+        assert quotas.ledger.open == 0

@@ -183,15 +183,15 @@ class RequestQuota:
     """What one request is charged to; a `generation.caller.Quota`.
 
     Its parts (a pipeline's calls) reserve their tokens one by one; the request counts once, with
-    the first, and what was asked for has the price.
+    the first.
     """
 
-    __slots__ = ("_accounts", "_model", "_quotas", "_warnings")
+    __slots__ = ("_accounts", "_counted", "_quotas", "_warnings")
 
     def __init__(self, quotas: Quotas, accounts: Sequence[Account]) -> None:
         self._quotas = quotas
         self._accounts = accounts
-        self._model: str | None = None  # that the request asked for, once it is counted
+        self._counted = False
         self._warnings: tuple[str, ...] = ()
 
     async def reserve(self, model: str, prompt: int, expected: int, most: int) -> Held:
@@ -201,12 +201,11 @@ class RequestQuota:
             Rejection: 429, naming the limit and its level.
         """
         quotas = self._quotas
-        prices, first = quotas.prices, self._model is None
-        model = self._model or model
+        prices = quotas.prices
         money = prices.of(model).most(prompt, most) if prices else 0
-        cost = Cost(1 if first else 0, prompt, expected, most, money)
+        cost = Cost(0 if self._counted else 1, prompt, expected, most, money)
         reservation = await quotas.reserve(self._accounts, cost)
-        self._model = model
+        self._counted = True
         if reservation.warnings:
             self._warn(reservation)
         return Held(reservation, prices, model)
