@@ -69,9 +69,13 @@ class Signposts:
                     "--cors-origin ORIGIN to allow one ('*' allows all)"
                 )
             return f"there is no {target} here; {path} takes {' and '.join(methods)}"
-        routes = {known: m for m, known in self._methods()}
-        nearest = self._not_served.get(path) or _closest(path, routes)
-        meant = f" Did you mean {routes[nearest]} {nearest}?" if nearest else ""
+        routes: dict[str, list[str]] = {}
+        for m, known in self._methods():
+            routes.setdefault(known, []).append(m)
+        nearest, meant = self._not_served.get(path) or _closest(path, routes), ""
+        if nearest:
+            taken = routes[nearest]
+            meant = f" Did you mean {method if method in taken else taken[-1]} {nearest}?"
         return f"There is no {target} here.{meant} GET /openapi.json lists all routes."
 
     def _methods(self) -> Iterable[tuple[str, str]]:
