@@ -47,7 +47,7 @@ grammar = {"type": "regex", "value": "[0-9]{2} degrees"}
 shaped = client.text_generation(prompt, grammar=grammar)
 assert shaped[2:] == " degrees", shaped
 
-for refused in ({"watermark": True}, {"adapter_id": "none"}, {"typical_p": 0.5}):
+for refused in ({"watermark": True}, {"adapter_id": "none"}, {"typical_p": 1.5}):
     try:
         client.text_generation(prompt, **refused)
     except ValidationError as error:

@@ -70,7 +70,7 @@ def test_a_modelfile(tmp_path: Path) -> None:
         ("PARAMETER temperature warm", ErrorKind.CONFIG, "temperature is a number, not 'warm'"),
         ("PARAMETER temperature 101", ErrorKind.CONFIG, "line 1: temperature"),
         ("PARAMETER mirostat 2", ErrorKind.CONFIG, "mirostat sampling does not exist"),
-        ("PARAMETER repeat_last_n 64", ErrorKind.CONFIG, "counts the whole context"),
+        ("PARAMETER repeat_last_n -2", ErrorKind.CONFIG, "line 1: repeat_last_n"),
         ("PARAMETER top_k 1.5", ErrorKind.CONFIG, "a whole number"),
     ],
 )
@@ -133,7 +133,7 @@ def test_what_a_toml_file_may_not_say(text: str, said: str, tmp_path: Path) -> N
 
 
 def test_no_limit_is_no_value() -> None:
-    assert read_parameters([("num_predict", "-1"), ("typical_p", "1.0")], "x")[0].empty
+    assert read_parameters([("num_predict", "-1"), ("tfs_z", "1.0")], "x")[0].empty
 
 
 def test_from_a_bundled_model_and_on(library: Library) -> None:

@@ -106,7 +106,7 @@ class SamplingParams(
             allowed_length); within the last so many tokens, -1: all. A multiplier of 0 is off.
         dry_sequence_breakers: texts that no such sequence crosses; of each the last token of
             ``a`` + text counts.
-        dry_breaker_ids: further ones by token ids.
+        dry_breaker_ids: their token ids; where they are given, the texts are not used.
         repeat_last_n: the penalties look at so many last tokens; -1: all, 0: none.
         no_repeat_ngram_size: no sequence of so many tokens occurs twice, the prompt included; 0 is
             off.
@@ -158,7 +158,7 @@ class SamplingParams(
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    dry_breaker_ids: tuple[int, ...] = ()
+    dry_breaker_ids: tuple[int, ...] | None = None
     repeat_last_n: int = -1
     no_repeat_ngram_size: int = 0
     allowed_token_ids: tuple[int, ...] = ()
@@ -322,7 +322,7 @@ class SamplingParams(
         for name, ids, most, what in (
             ("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS, "ids"),
             ("logit_bias", self.logit_bias, MAX_LOGIT_BIAS, "entries"),
-            ("dry_breaker_ids", self.dry_breaker_ids, MAX_STOP_TOKENS, "ids"),
+            ("dry_breaker_ids", self.dry_breaker_ids or (), MAX_STOP_TOKENS, "ids"),
             ("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS, "ids"),
             *(("bad_words_ids", word, MAX_BAD_WORD_TOKENS, "ids") for word in self.bad_words_ids),
         ):
@@ -390,7 +390,7 @@ _TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
 _OPTIONAL = frozenset(
     (
         *(*NEUTRAL, "seed", "max_tokens", "logprobs", "prompt_logprobs"),
-        *("repetition_detection", "best_of"),
+        *("repetition_detection", "best_of", "dry_breaker_ids"),
     )
 )
 _DEFAULTS = tuple(

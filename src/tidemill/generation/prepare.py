@@ -226,12 +226,13 @@ async def _with_ids(model: Model, request: GenerateRequest, pace: Pace) -> Gener
     """The request with checked sampling parameters, in which ids stand for texts."""
     vocab_size = model.info.vocab_size
     sampling = request.sampling
-    if request.texts == NO_TEXTS and sampling.dry_multiplier == 0.0:
+    breakers = sampling.dry_multiplier > 0.0 and sampling.dry_breaker_ids is None
+    if request.texts == NO_TEXTS and not breakers:
         return replace(request, sampling=sampling.validate(vocab_size))
     from tidemill.generation.wording import with_breakers, with_texts  # few requests need it
 
     sampling = await with_texts(model, sampling, request.texts, pace)
-    if sampling.dry_multiplier > 0.0:
+    if breakers:
         sampling = await with_breakers(model, sampling, pace)
     return replace(request, sampling=sampling)
 

@@ -55,7 +55,7 @@ async def with_breakers(model: Model, sampling: SamplingParams, pace: Pace) -> S
     name = "dry_sequence_breakers"
     texts = sampling.dry_sequence_breakers
     found = [(await _ids(model, "a" + text, name, pace))[-1] for text in texts]
-    return sampling.with_values({"dry_breaker_ids": (*sampling.dry_breaker_ids, *found)})
+    return sampling.with_values({"dry_breaker_ids": tuple(dict.fromkeys(found))})
 
 
 async def _ids(model: Model, text: str, param: str, pace: Pace) -> Sequence[int]:

@@ -55,7 +55,7 @@ def row_options(s: SamplingParams) -> RowOptions | None:
     words = list(chain.from_iterable((len(word), *word) for word in s.bad_words_ids))
     return RowOptions(
         record,
-        np.array(s.dry_breaker_ids, np.int32),
+        np.array(s.dry_breaker_ids or (), np.int32),
         np.array(words, np.int32),
         _mask(s.allowed_token_ids),
     )

@@ -38,7 +38,10 @@ KINDS: dict[type, list[Any]] = {
     bool: [True, False], float: [0, 1.5], int: [7], str: ["", "abc"], list: [[], ["a"]],
     dict: [{}, {"a": 1}], ANY: [1, "a", [], {}],
 }  # fmt: skip
-ORDER = ["penalties", "temperature", "top_k", "top_p", "min_p"]
+ORDERS = [
+    ["penalties", "temperature", "top_k", "top_p", "min_p"],
+    ["penalties", "dry", "temperature", "min_p", "top_p", "top_n_sigma", "top_k", "typ_p", "xtc"],
+]
 
 
 def declared(model: type[Body]) -> set[str]:
@@ -49,7 +52,7 @@ def harmless(known: Neutral) -> list[Any]:
     """Values that a field takes."""
     listed = [*known.values, *(float(v) for v in known.values if type(v) is int)]
     kinds = [value for kind in known.kinds for value in KINDS[kind]]
-    return [*listed, *kinds, *([ORDER, ["dry", *ORDER[:2], *ORDER[:1:-1]]] if known.test else [])]
+    return [*listed, *kinds, *(ORDERS if known.test else [])]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -135,6 +138,9 @@ SAMPLES: dict[str, list[Any]] = {
     "temperature": [0, 0.5],
     "beam_width": [2, 3],
     "logprobs": [1, 2],
+    "typical_p": [0.5, 1],
+    "top_n_sigma": [1, 2.5],
+    "repeat_last_n": [64, -1],
 }
 SWITCH = [True, False]
 
@@ -224,7 +230,7 @@ def test_errors_name_the_field_that_was_sent(http: httpx.Client) -> None:
         ({"maxTokens": 1}, "maxTokens", "did you mean max_tokens?"),
         ({"prompt": "x"}, "prompt", "/v1/completions"),
         ({"options": {"num_ctx": 1}}, "options", "into the body itself"),
-        ({"typical_p": 0.5}, "typical_p", "1 is accepted"),
+        ({"tfs_z": 0.5}, "tfs_z", "1 is accepted"),
         ({"verbosity": "low"}, "verbosity", "template"),
         ({"tools": [{"type": "custom"}]}, "tools[0].type", "expected one of 'function'"),
         ({"messages": [{"role": "me"}]}, "messages[0].role", "'system', 'developer', 'user'"),

@@ -31,12 +31,13 @@ _VALUES: dict[str, tuple[Callable[[Any], Any], str]] = {
     **dict.fromkeys(
         (
             *("temperature", "top_p", "min_p", "repetition_penalty"),
-            *("presence_penalty", "frequency_penalty"),
+            *("presence_penalty", "frequency_penalty", "typical_p"),
         ),
         (_number, "a number"),
     ),
     **dict.fromkeys(
-        ("top_k", "seed", "max_tokens", "min_tokens", "max_model_len"), (_whole, "a whole number")
+        ("top_k", "seed", "max_tokens", "min_tokens", "max_model_len", "repeat_last_n"),
+        (_whole, "a whole number"),
     ),
     "stop": (str, "a text"),
 }
@@ -48,9 +49,7 @@ _RENAMED = {
 # Values that ask for what happens anyway; any other value of these names is refused.
 _NEUTRAL: dict[str, tuple[float, str]] = {
     "mirostat": (0, "mirostat sampling does not exist here; min_p and top_p bound the tail"),
-    "typical_p": (1, "typical sampling does not exist here; min_p and top_p bound the tail"),
     "tfs_z": (1, "tail-free sampling does not exist here; min_p and top_p bound the tail"),
-    "repeat_last_n": (-1, "the repetition penalty counts the whole context, which is -1"),
 }
 _NO_LIMIT = ("-1", "-2")  # of num_predict
 # These change no answer: what each is about is chosen when the model is loaded.

@@ -134,7 +134,13 @@ def test_parameters(http: httpx.Client, engine: ScriptedEngine) -> None:
         **{0xC3: 1.0, 0xA9: 1.0},  # each token of a text
         **{5: 2.5, 6: -100.0},
     }
-    assert sampling.max_tokens == 254
+    assert sampling.max_tokens == 254 and sampling.xtc_probability == 0.0
+    body |= {"typ_p": 0.5, "dry_multiplier": 0.8, "dry_sequence_breakers": ["é"]}
+    body |= {"samplers": ["penalties", "dry", "temperature", "typ_p"], "xtc_probability": 0.5}
+    assert http.post("/completion", json=body).status_code == 200
+    sampling = engine.requests[-1].sampling
+    assert (sampling.typical_p, sampling.xtc_probability, sampling.top_p) == (0.5, 0.0, 1.0)
+    assert (sampling.dry_multiplier, sampling.dry_breaker_ids) == (0.8, (0xA9,))
     for ruled, kind in (
         ({"grammar": 'root ::= "a"'}, "gbnf"),
         ({"json_schema": {}}, "json_schema"),
@@ -150,9 +156,11 @@ def test_parameters(http: httpx.Client, engine: ScriptedEngine) -> None:
         ({"temperature": -1}, "temperature"),
         ({"n_probs": 99}, "n_probs"),
         ({"repeat_penalty": 0}, "repeat_penalty"),
-        ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n"),
+        ({"repeat_last_n": -2, "repeat_penalty": 1.1}, "repeat_last_n"),
+        ({"samplers": ["temperature", "typ_p", "top_p"], "typ_p": 0.5}, "samplers"),
+        ({"dry_sequence_breakers": [1]}, "dry_sequence_breakers"),
         ({"mirostat": 2}, "mirostat"),
-        ({"dry_multiplier": 0.8}, "dry_multiplier"),
+        ({"dry_multiplier": -0.8}, "dry_multiplier"),
         ({"samplers": ["top_p", "temperature"]}, "samplers"),
         ({"samplers": ["magic"]}, "samplers"),
         ({"logit_bias": [["", 1]]}, "logit_bias"),

@@ -161,8 +161,8 @@ def test_a_failure_within_a_stream_is_its_last_line(ollama: Ollama) -> None:
         ({"options": {"repeat_penalty": 0.0}}, "options.repeat_penalty"),
         ({"options": {"mirostat": 1}}, "options.mirostat"),
         ({"options": {"tfs_z": 0.5}}, "options.tfs_z"),
-        ({"options": {"typical_p": 0.5}}, "options.typical_p"),
-        ({"options": {"repeat_last_n": 64, "repeat_penalty": 1.2}}, "options.repeat_last_n"),
+        ({"options": {"typical_p": 1.5}}, "options.typical_p"),
+        ({"options": {"repeat_last_n": -2, "repeat_penalty": 1.2}}, "options.repeat_last_n"),
         ({"options": {"tempurature": 1}}, "options.tempurature"),
         ({"options": {"num_predict": "4"}}, "options.num_predict"),
         (

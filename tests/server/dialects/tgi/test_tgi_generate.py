@@ -200,7 +200,7 @@ def test_a_grammar_is_a_program(
     ("body", "named"),
     [
         ({"parameters": {"watermark": True}}, "parameters.watermark"),
-        ({"parameters": {"typical_p": 0.9}}, "parameters.typical_p"),
+        ({"parameters": {"typical_p": 1.9}}, "parameters.typical_p"),
         ({"parameters": {"adapter_id": "mine"}}, "parameters.adapter_id"),
         ({"parameters": {"temperature": -1}}, "parameters.temperature"),
         ({"parameters": {"top_p": 2}}, "parameters.top_p"),

@@ -5,19 +5,9 @@ from __future__ import annotations
 from tidemill.server.dialects.fields import ANY, Alias, Fields, Neutral
 
 _SAMPLERS: Fields = {
-    "dynatemp_range": Neutral((0,), feature="dynamic temperature"),
-    "dynatemp_exponent": Neutral(kinds=(float,), feature="dynamic temperature"),
-    **dict.fromkeys(("typical_p", "typ_p"), Neutral((1,), feature="typical sampling")),
-    "top_n_sigma": Neutral((-1, 0), feature="top-n-sigma sampling"),
+    "typ_p": Alias("typical_p"),
     "tfs_z": Neutral((1,), feature="tail-free sampling"),
-    "xtc_probability": Neutral((0,), feature="XTC sampling"),
-    "xtc_threshold": Neutral(kinds=(float,), feature="XTC sampling"),
-    "dry_multiplier": Neutral((0,), feature="DRY sampling"),
-    **dict.fromkeys(
-        ("dry_base", "dry_allowed_length", "dry_penalty_last_n"),
-        Neutral(kinds=(float,), feature="DRY sampling"),
-    ),
-    "dry_sequence_breakers": Neutral(kinds=(list,), feature="DRY sampling"),
+    "penalty_last_n": Alias("repeat_last_n"),
     "mirostat": Neutral((0,), feature="mirostat sampling"),
     **dict.fromkeys(("mirostat_tau", "mirostat_eta"), Neutral(kinds=(float,), feature="mirostat")),
     "penalize_nl": Neutral((True,), feature="penalties that spare line ends"),

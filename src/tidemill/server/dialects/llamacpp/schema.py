@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
@@ -13,17 +14,18 @@ from tidemill.server.dialects.keep_alive import KeepAlive
 from tidemill.server.dialects.llamacpp import neutral
 from tidemill.server.dialects.members import (
     Body,
+    InvalidField,
     checked,
     documented,
     unsupported,
     wrong_type,
     wrong_value,
 )
-from tidemill.server.dialects.window import penalties_are_off
+from tidemill.server.dialects.sampler_order import EVERYWHERE, ORDER
+from tidemill.server.dialects.sampling_fields import DryBreakers
 
 INFILL = "infill"
-SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
-_OFF = ("dry", "top_n_sigma", "typ_p", "typical_p", "xtc", "tfs_z", "mirostat")
+_NEVER_ON = ("tfs_z", "mirostat")
 
 _SHORT = {
     **{"e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p"},
@@ -75,22 +77,30 @@ def samplers_of(value: Any) -> list[str]:
     """The samplers of a list of names, or of a text of llama.cpp's letters for them.
 
     Raises:
-        InvalidField: it has others, or another order than this server's.
+        InvalidField: it has others.
     """
     names = [_SHORT.get(letter, letter) for letter in value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise wrong_type("expected a list of names")
-    unknown = [name for name in names if name not in (*SAMPLERS, *_OFF, INFILL)]
+    unknown = [name for name in names if name not in (*ORDER, *_NEVER_ON, INFILL)]
     if unknown:
         raise unsupported(f"the sampler {unknown[0][:32]!r} is not known")
-    used = [name for name in names if name in SAMPLERS]
-    head = [name for name in ("penalties", "temperature") if name in used]
-    if used[: len(head)] != head:
-        raise unsupported(
-            "this server applies penalties, then temperature, then top_k, top_p and min_p; send "
-            "the samplers in this order, or without those that are not needed"
-        )
     return names
+
+
+def check_order(names: list[str], used: Collection[str]) -> None:
+    """Raise unless the samplers that are used stand in this server's order.
+
+    Raises:
+        InvalidField: they do not.
+    """
+    places = [ORDER[name] for name in names if name in used]
+    if places != sorted(places):
+        raise unsupported(
+            "this server applies penalties, dry, temperature, then top_n_sigma, top_k, top_p and "
+            "min_p in any order, then typ_p and xtc; send the samplers in this order, or without "
+            "those that are not needed"
+        )
 
 
 def _check_samplers(value: Any) -> None:
@@ -129,6 +139,17 @@ class LlamaGeneration(Body, kw_only=True):
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: DryBreakers = None
     seed: int | None = None
     ignore_eos: bool | None = None
     stop: Annotated[Any, checked(_check_texts, _ANY_TEXTS)] = None
@@ -144,14 +165,26 @@ class LlamaGeneration(Body, kw_only=True):
     keep_alive: KeepAlive = None
 
     def finalize(self) -> None:
-        if penalties_are_off(
-            self.repeat_last_n, self.repeat_penalty, self.presence_penalty, self.frequency_penalty
-        ):
-            self.repeat_penalty, self.presence_penalty, self.frequency_penalty = 1.0, None, None
+        if self.samplers is not None:
+            self._check_order()
         if self.response_fields is not None and self.stream:
             invalid = wrong_value("is for answers that are not streamed")
             invalid.path = "response_fields"
             raise invalid
+
+    def _check_order(self) -> None:
+        on = {
+            "dry": self.dry_multiplier,
+            "top_n_sigma": (self.top_n_sigma or 0) > 0,
+            "typ_p": self.typical_p not in (None, 1),
+            "typical_p": self.typical_p not in (None, 1),
+            "xtc": self.xtc_probability,
+        }
+        try:
+            check_order(samplers_of(self.samplers), {*EVERYWHERE, *(n for n in on if on[n])})
+        except InvalidField as invalid:
+            invalid.path = "samplers"
+            raise
 
 
 class LlamaCompletion(LlamaGeneration, kw_only=True):

@@ -20,11 +20,18 @@ from tidemill.server.dialects.llamacpp.schema import (
     LlamaInfill,
     samplers_of,
 )
+from tidemill.server.dialects.sampler_order import OFF
+from tidemill.server.dialects.sampling_fields import breakers_of
 from tidemill.text.answering import OutputRequest
 
 FIELDS = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")},
     **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    **{name: name for name in ("repeat_last_n", "typical_p", "top_n_sigma")},
+    **{name: name for name in ("xtc_probability", "xtc_threshold")},
+    **{name: name for name in ("dynatemp_range", "dynatemp_exponent")},
+    **{name: name for name in ("dry_multiplier", "dry_base", "dry_allowed_length")},
+    "dry_penalty_last_n": "dry_penalty_last_n",
     "repetition_penalty": "repeat_penalty",
     "max_tokens": "n_predict",
     "logprobs": "n_probs",
@@ -32,17 +39,9 @@ FIELDS = {
 }
 """Parameters -> members of a body that give them unchanged."""
 
-PARAMETERS = {**FIELDS, "stop": "stop", "logit_bias": "logit_bias"}
+_OWN_FORM = ("stop", "logit_bias", "dry_sequence_breakers")
+PARAMETERS = {**FIELDS, **{name: name for name in _OWN_FORM}}
 """Parameters of `SamplingParams` -> the members of a body that give them."""
-
-# What a sampler that is not applied leaves.
-_WITHOUT: dict[str, dict[str, Any]] = {
-    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-    "temperature": {"temperature": 1.0},
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-}
 
 
 def name_fields(request: Request) -> None:
@@ -135,9 +134,13 @@ def _sampling(body: LlamaGeneration, *, scored: bool) -> SamplingParams:
         values["max_tokens"] = 1
     if body.samplers is not None:
         applied = samplers_of(body.samplers)
-        for sampler, without in _WITHOUT.items():
+        if "typical_p" in applied:
+            applied = [*applied, "typ_p"]
+        for sampler, without in OFF.items():
             if sampler not in applied:
                 values |= without
+    if body.dry_sequence_breakers is not None:
+        values["dry_sequence_breakers"] = tuple(breakers_of(body.dry_sequence_breakers))
     stop = body.stop or ()
     values["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
     values["logit_bias"] = biases_of(body.logit_bias or [])[0]

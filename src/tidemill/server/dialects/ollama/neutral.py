@@ -36,7 +36,6 @@ _SAMPLERS: Fields = {
     "mirostat_tau": Neutral(kinds=(float,), feature="mirostat sampling"),
     "mirostat_eta": Neutral(kinds=(float,), feature="mirostat sampling"),
     "tfs_z": Neutral((1,), feature="tail-free sampling"),
-    "typical_p": Neutral((1,), feature="typical sampling"),
     "penalize_newline": Neutral((True,), feature="penalties that spare line ends"),
 }
 OPTIONS: Fields = {

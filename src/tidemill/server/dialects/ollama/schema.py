@@ -17,7 +17,6 @@ from tidemill.server.dialects.members import (
     wrong_value,
 )
 from tidemill.server.dialects.ollama import neutral
-from tidemill.server.dialects.window import penalties_are_off
 
 LEVELS = ("low", "medium", "high", "max")
 """Of `think`."""
@@ -66,7 +65,7 @@ class OllamaOptions(Body, kw_only=True):
     Attributes:
         num_ctx: tokens of prompt and answer together, up to what the model is served with.
         num_predict: upper bound of the answer; where the context has less room, it ends it.
-        repeat_last_n: -1 (penalties over the whole text), 0 (none), or what makes no difference.
+        repeat_last_n: tokens that the penalties look at; -1 (all) where it is left out, 0: none.
     """
 
     known: ClassVar[Fields] = neutral.OPTIONS
@@ -83,12 +82,7 @@ class OllamaOptions(Body, kw_only=True):
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-
-    def finalize(self) -> None:
-        if penalties_are_off(
-            self.repeat_last_n, self.repeat_penalty, self.presence_penalty, self.frequency_penalty
-        ):
-            self.repeat_penalty, self.presence_penalty, self.frequency_penalty = 1.0, None, None
+    typical_p: float | None = None
 
 
 class CalledFunction(Body, kw_only=True):

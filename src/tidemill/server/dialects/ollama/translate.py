@@ -32,6 +32,7 @@ from tidemill.text.tools import NO_TOOLS, ToolUse, tool_use
 OPTIONS = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed")},
     **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    **{name: name for name in ("typical_p", "repeat_last_n")},
     "repetition_penalty": "repeat_penalty",
     "max_tokens": "num_predict",
 }

@@ -9,24 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.server.dialects.fields import ANY, Alias, Fields, Group, Neutral
+from tidemill.server.dialects.sampler_order import EVERYWHERE, ORDER
 from tidemill.text.conversation import NOT_SHOWN
 
-_ORDER = ("penalties", "temperature", "top_k", "top_p", "min_p")
 _ELSEWHERE = "tool calling here"
 _CHAT = "send it to /v1/chat/completions"
 
 
 def _in_our_order(value: Any) -> bool:
-    """True for a list of llama.cpp's samplers in the order of this server.
-
-    The filters after the temperature are computed from one distribution, so their order does not
-    matter. Samplers that are always off may be at any position.
-    """
+    """True for a list of llama.cpp's samplers in the order of this server, with none left out that
+    is on where nothing is said."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         return False
-    names = [name for name in value if name not in ("dry", "xtc", "typ_p", "typical_p", "tfs_z",
-                                                    "top_n_sigma", "mirostat")]  # fmt: skip
-    return tuple(names[:2]) == _ORDER[:2] and sorted(names[2:]) == sorted(_ORDER[2:])
+    used = [name for name in value if name in ORDER]
+    return {*EVERYWHERE} <= {*used} and used == sorted(used, key=lambda name: ORDER[name])
 
 
 _IDENTITY = Neutral(kinds=(str,), feature="values that are no strings")
@@ -34,49 +30,32 @@ _IDENTITY = Neutral(kinds=(str,), feature="values that are no strings")
 # Unsupported samplers and searches, each with the value that turns it off; and their parameters,
 # with any value.
 _SAMPLERS: Fields = {
-    "typical_p": Neutral((1,), feature="typical sampling"),
-    "typical": Neutral((1,), feature="typical sampling"),
-    "typ_p": Neutral((1,), feature="typical sampling"),
+    **dict.fromkeys(("typical", "typ_p"), Alias("typical_p")),
     "tfs_z": Neutral((1,), feature="tail-free sampling"),
     "tfs": Neutral((1,), feature="tail-free sampling"),
-    "top_a": Neutral((0,), feature="top-a sampling"),
     "mirostat": Neutral((0,), feature="mirostat sampling"),
     "mirostat_mode": Neutral((0,), feature="mirostat sampling"),
     **dict.fromkeys(("mirostat_tau", "mirostat_eta"), Neutral(kinds=(float,), feature="mirostat")),
-    "dry_multiplier": Neutral((0,), feature="DRY sampling"),
-    **dict.fromkeys(
-        ("dry_base", "dry_allowed_length", "dry_penalty_last_n"),
-        Neutral(kinds=(float,), feature="DRY sampling"),
+    "dynamic_temperature": Neutral(
+        (False,),
+        feature="dynamic temperature by this name",
+        instead="send temperature (the middle) and dynatemp_range (half of the width)",
     ),
-    "dry_sequence_breakers": Neutral(kinds=(list, str), feature="DRY sampling"),
-    "xtc_probability": Neutral((0,), feature="XTC sampling"),
-    "xtc_threshold": Neutral(kinds=(float,), feature="XTC sampling"),
-    "dynamic_temperature": Neutral((False,), feature="dynamic temperature"),
     "dynatemp_low": Neutral(kinds=(float,), feature="dynamic temperature"),
     "dynatemp_high": Neutral(kinds=(float,), feature="dynamic temperature"),
-    "dynatemp_range": Neutral((0,), feature="dynamic temperature"),
-    "dynatemp_exponent": Neutral(kinds=(float,), feature="dynamic temperature"),
-    "top_n_sigma": Neutral((-1, 0), feature="top-n-sigma sampling"),
-    "nsigma": Neutral((0,), feature="top-n-sigma sampling"),
+    "nsigma": Alias("top_n_sigma"),
     "skew": Neutral((0,), feature="skewed sampling"),
-    "smoothing_factor": Neutral((0,), feature="quadratic sampling"),
-    "smoothing_curve": Neutral(kinds=(float,), feature="quadratic sampling"),
     "temperature_last": Neutral((False,), feature="another order of samplers"),
     "sampler_priority": Neutral(feature="another order of samplers"),
     "sampler_order": Neutral(feature="another order of samplers"),
-    "repeat_last_n": Neutral(
-        (-1,), feature="penalties over a part of the text", instead="ours are over all of it"
-    ),
-    "penalty_last_n": Neutral((-1,), feature="penalties over a part of the text"),
-    "repetition_penalty_range": Neutral((0, -1), feature="penalties over a part of the text"),
+    "penalty_last_n": Alias("repeat_last_n"),
+    "repetition_penalty_range": Alias("repeat_last_n", {0: -1}),
     "penalize_nl": Neutral((True,), feature="penalties that spare line ends"),
-    "no_repeat_ngram_size": Neutral((0,), feature="forbidden n-grams"),
     "encoder_repetition_penalty": Neutral((1,), feature="an encoder's penalty"),
-    "epsilon_cutoff": Neutral((0,), feature="epsilon sampling"),
-    "eta_cutoff": Neutral((0,), feature="eta sampling"),
     "samplers": Neutral(
         test=_in_our_order,
-        shown='["penalties", "temperature", then "top_k", "top_p" and "min_p" in any order]',
+        shown='["penalties", "dry", "temperature", "top_n_sigma", "top_k", "top_p" and "min_p" in '
+        'any order, "typ_p", "xtc"]',
         feature="another order of samplers",
     ),
     "num_beams": Alias("beam_width"),
@@ -107,14 +86,12 @@ _TEXT: Fields = {
     "n_keep": Neutral((0, -1), feature="shifting of the context"),
     "n_discard": Neutral((0,), feature="shifting of the context"),
     "context_shift": Neutral((False,), feature="shifting of the context"),
-    "allowed_token_ids": Neutral(
-        ([],), feature="allowed_token_ids", instead="logit_bias bans tokens"
-    ),
+    "allowed_token_ids": Neutral(([],)),
     "bad_words": Neutral(([],)),
-    "bad_words_ids": Neutral(([],), feature="bad_words_ids", instead="logit_bias bans tokens"),
+    "bad_words_ids": Neutral(([],)),
     **dict.fromkeys(
         ("custom_token_bans", "banned_tokens", "banned_strings"),
-        Neutral(("", []), feature="banned texts", instead="logit_bias bans tokens"),
+        Neutral(("", []), feature="banned texts by this name", instead="send bad_words"),
     ),
     "logits_processors": Neutral(([],), feature="code of clients"),
     "custom_logit_processor": Neutral(("",), feature="code of clients"),

@@ -59,7 +59,6 @@ class TgiParameters(Body, kw_only=True):
     known: ClassVar[Fields] = {
         "adapter_id": Neutral(feature="adapters", instead="leave adapter_id out"),
         "watermark": Neutral((False,), feature="watermarks", instead="leave watermark out"),
-        "typical_p": Neutral((1,), feature="typical sampling", instead="use top_p"),
         "stop_sequences": Alias("stop"),
     }
 
@@ -67,6 +66,7 @@ class TgiParameters(Body, kw_only=True):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: Annotated[int, checked(_check_seed, {"minimum": 0, "maximum": MAX_SEED})] | None = None

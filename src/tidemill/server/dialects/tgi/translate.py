@@ -17,7 +17,7 @@ DEFAULT_NEW_TOKENS = 100
 _PARAM = "parameters."
 
 FIELDS = {
-    **{name: name for name in ("temperature", "top_k", "top_p", "seed")},
+    **{name: name for name in ("temperature", "top_k", "top_p", "typical_p", "seed")},
     **{name: name for name in ("repetition_penalty", "frequency_penalty")},
     "max_tokens": "max_new_tokens",
     "n": "best_of",
@@ -88,6 +88,7 @@ def _samples(asked: TgiParameters) -> bool:
         or asked.temperature not in (None, 1.0)
         or asked.top_k not in (None, 0)
         or (asked.top_p is not None and asked.top_p < 1.0)
+        or (asked.typical_p is not None and asked.typical_p < 1.0)
     )
 
 
