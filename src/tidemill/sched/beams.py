@@ -218,6 +218,7 @@ def _fork(
         charged=max(count, parent.charged if shared is not None else 0),
         serial=True,
         first_scheduled=parent.first_scheduled,
+        preemptions=parent.preemptions,
         fork_of=parent.seq_id if recurrent and shared is None else -1,
     )
     seq.published = min(parent.published, count // state.memory.block_size)
