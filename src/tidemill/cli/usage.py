@@ -44,7 +44,7 @@ def usage(
 ) -> None:
     """Show requests, tokens and money by key, team, model or time.
 
-    Works beside a running server, whose last second may be missing, and without one.
+    Works beside a running server, whose last two seconds may be missing, and without one.
     """
     from tidemill.library.home import default_home
     from tidemill.store.recorder import drain_left

@@ -31,7 +31,7 @@ BATCH = 512
 SLICE = 32
 """Records that are prepared for it without yielding to the event loop."""
 
-FLUSH_SECONDS = 1.0
+FLUSH_SECONDS = 2.0
 """Records are in the database so long after their requests ended, while it answers."""
 
 SYNC_SECONDS = 1.0
