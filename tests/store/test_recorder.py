@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,12 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 import sqlalchemy as sa
+from helpers.postgres import running
 from sqlalchemy import Connection
 
 from tidemill.base.errors import TidemillError
 from tidemill.store import recorder as module
 from tidemill.store.database import Database
-from tidemill.store.location import Location
+from tidemill.store.location import Location, location_of
 from tidemill.store.recorder import Recorder, drain_left, write_spool
 from tidemill.store.spool import SEGMENT_BYTES, Spool, take_spool
 from tidemill.store.tables.audit import AUDIT_ROWS
@@ -285,6 +288,45 @@ async def test_without_a_database_records_wait_and_then_count(
     assert len(await database.read(rows(USAGE_HOURS))) == 1
     await recorder.close()
     await database.close()
+
+
+async def test_a_server_of_the_database_that_stops_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL crashes amid the writing; every record counts once."""
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 0.02)
+    monkeypatch.setattr(module, "_RETRY", (0.05, 0.1))
+    monkeypatch.setattr(module, "BATCH", 20)
+    with running() as postgres, postgres.database() as url:
+        location = location_of(url, tmp_path)
+        assert location is not None
+        database = await opened(location)
+
+        async def open_database() -> Database:
+            return database
+
+        recorder = Recorder(tmp_path / "spool", open_database)
+        number = 0
+        for round_ in range(12):
+            for _ in range(40):
+                number += 1
+                recorder.add(record(number))
+            await asyncio.sleep(0.03)
+            if round_ in (3, 8):
+                await asyncio.to_thread(postgres.stop, signal.SIGQUIT)
+            if round_ in (5, 10):
+                await asyncio.to_thread(postgres.start)
+        await recorder.close()
+        deadline = time.monotonic() + 30
+        while not database.available and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        await drain_left(tmp_path / "spool", database)
+        [row] = await database.read(rows(USAGE_HOURS))
+        assert row["requests"] == number
+        audited = [r for r in await database.read(rows(AUDIT_ROWS)) if r["kind"] == "request"]
+        expected = Counter(f"req-{n}" for n in range(1, number + 1))
+        assert Counter(row["subject"] for row in audited) == expected
+        await database.close()
 
 
 async def test_refusals_of_a_kind_are_one_record_a_flush(
