@@ -109,7 +109,6 @@ def build_app(
         share_prefix_cache=security.share_prefix_cache,
         own_hosts=security.own_hosts,
         region=security.region,
-        begin_quota=context.begin_quota,
     )
     if security.cors_origins:
         # Outside authentication: a browser sends its preflight request without a key.
@@ -212,6 +211,7 @@ class EndpointApp:
         if self._is_act:
             state.operation = Operation.ADMIN
             state.subject = ",".join(map(str, request.path_params.values()))
+        state.begin_quota = context.begin_quota
         principal = principal_of(request)
         state.hold = context.bodies.hold(principal)
         try:

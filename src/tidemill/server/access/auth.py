@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidemill.contract.quotas import NO_LIMITS, Limits
-from tidemill.generation.caller import Quota
 from tidemill.server.access.keys import NOBODY, Key, KeyStore, NoKeys, Owner, Role
 from tidemill.server.access.policy import OPEN, Policy
 from tidemill.server.access.wrong_keys import WrongKeys
@@ -125,7 +124,6 @@ class AuthMiddleware:
         own_hosts: when given, requests without a key for other host names are rejected (see
             `check_host`).
         region: where this server is; see `Policy.residency`.
-        begin_quota: what a request of a principal is charged to, or None; called by `caller_of`.
     """
 
     def __init__(
@@ -136,7 +134,6 @@ class AuthMiddleware:
         share_prefix_cache: bool = False,
         own_hosts: Collection[str] | None = None,
         region: str = "",
-        begin_quota: Callable[[Principal], Quota | None] | None = None,
     ) -> None:
         self.app = app
         self._keys = keys or NoKeys()
@@ -144,7 +141,6 @@ class AuthMiddleware:
         self._own_hosts = own_hosts
         self._region = region
         self._wrong = WrongKeys()
-        self._begin_quota = begin_quota
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or reject one request."""
@@ -165,7 +161,6 @@ class AuthMiddleware:
             return
         state = scope.setdefault("state", {})
         state["principal"] = principal
-        state["begin_quota"] = self._begin_quota
         await self.app(scope, receive, send)
 
     async def _authenticate(self, scope: Scope) -> Principal:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
+from tidemill.contract.quotas import parse_limits
 from tidemill.server.access.auth import Principal
-from tidemill.server.access.keys import Role
+from tidemill.server.access.keys import Owner, Role
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -15,7 +16,9 @@ _PLAIN = (str, int, float, bool, type(None))
 def described(principal: Principal) -> dict[str, Any]:
     """What of a principal is kept, as JSON."""
     values = {field.name: getattr(principal, field.name) for field in fields(principal)}
-    return {name: value for name, value in values.items() if isinstance(value, _PLAIN)}
+    plain = {name: value for name, value in values.items() if isinstance(value, _PLAIN)}
+    limits = {limit.name: limit.value for limit in principal.limits}
+    return {**plain, "owner": asdict(principal.owner), "limits": limits}
 
 
 def principal_of(stored: Mapping[str, Any]) -> Principal:
@@ -24,4 +27,6 @@ def principal_of(stored: Mapping[str, Any]) -> Principal:
     values = {name: value for name, value in stored.items() if name in known}
     role = values.get("role")
     values["role"] = None if role is None else Role(role)
+    values["owner"] = Owner(**stored.get("owner", {}))
+    values["limits"] = parse_limits(stored.get("limits", {}))
     return Principal(**values)

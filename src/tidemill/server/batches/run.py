@@ -111,7 +111,7 @@ class Run:
         delay = 0.5
         while True:
             answer = await self._send(line)
-            if answer.status not in RETRIED:
+            if answer.status not in RETRIED or _never(answer):
                 break
             await asyncio.sleep(_wait(answer, delay))
             delay = min(2 * delay, MAX_RETRY_SECONDS)
@@ -150,6 +150,12 @@ class Run:
             raise
         if (seconds := monotonic() - began) > 5.0:
             log.warning("%d results of a batch took %.1f s to be written", len(results), seconds)
+
+
+def _never(answer: Answer) -> bool:
+    """Whether it is said that the request can never be answered."""
+    told = answer.headers
+    return told.get("x-should-retry") == "false" and "retry-after" not in told
 
 
 def _wait(answer: Answer, delay: float) -> float:
