@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tidemill.base.errors import bad_request
 from tidemill.contract.resolve import check_input
+from tidemill.generation.encoding import HEAD_CHARS, check_ids
 from tidemill.generation.pace import Pace
-from tidemill.generation.prepare import HEAD_CHARS, check_ids
 from tidemill.generation.request import Cut, Model, Parts, Source
 from tidemill.generation.wording import joined
 
@@ -79,7 +79,7 @@ async def _beginning(
 ) -> tuple[Sequence[int], bool]:
     """The first or last tokens of a text, at most `most`, and whether they are all.
 
-    No more of a long text is tokenized than is needed (see `prepare.encode_text`).
+    No more of a long text is tokenized than is needed (see `encoding.encode_text`).
     """
     encode, size = model.tokenizer.encode, HEAD_CHARS
     while size < len(text):

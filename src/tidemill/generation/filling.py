@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tidemill.base.errors import unsupported
 from tidemill.contract.resolve import check_prompt
+from tidemill.generation.encoding import check_ids, encode_text
 from tidemill.generation.pace import Pace
-from tidemill.generation.prepare import check_ids, encode_text
 from tidemill.generation.request import Gap, GenerateRequest, Model, Parts, Source
 from tidemill.generation.wording import joined
 from tidemill.text.fill_middle import FillMarks, fill_marks

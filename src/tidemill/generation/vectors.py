@@ -13,8 +13,9 @@ from tidemill.contract.request import EngineRequest, Pooling
 from tidemill.contract.resolve import check_input
 from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import Caller
+from tidemill.generation.encoding import encode_source
 from tidemill.generation.pace import INLINE, Pace
-from tidemill.generation.prepare import bounded_context, encode_source, engine_request
+from tidemill.generation.prepare import bounded_context, engine_request
 from tidemill.generation.request import Cut, EmbedRequest, Model, ScoreRequest, Source
 from tidemill.text.vectors import (
     Input,

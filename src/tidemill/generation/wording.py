@@ -7,8 +7,8 @@ from typing import Any
 
 from tidemill.base.errors import bad_request
 from tidemill.contract.sampling import SamplingParams
+from tidemill.generation.encoding import encode_text
 from tidemill.generation.pace import Pace
-from tidemill.generation.prepare import encode_text
 from tidemill.generation.request import Model, Parts, TokenTexts
 
 MAX_TEXT_CHARS = 1024

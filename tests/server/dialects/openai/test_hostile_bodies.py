@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from tidemill.generation.prepare import HEAD_CHARS
+from tidemill.generation.encoding import HEAD_CHARS
 from tidemill.server.dialects.openai.tokens import MAX_TOKENIZE_CHARS
 from tidemill.text import library_vocabulary
 from tidemill.text.merged_vocabulary import MergedVocabulary

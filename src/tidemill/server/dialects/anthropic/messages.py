@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.base.clock import monotonic
-from tidemill.generation.prepare import check_generates, encode_text, rendered
+from tidemill.generation.encoding import encode_text
+from tidemill.generation.prepare import check_generates, rendered
 from tidemill.server.access.caller import caller_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.anthropic import schema

@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.base.errors import bad_request
+from tidemill.generation.encoding import check_ids
 from tidemill.generation.pace import slices
-from tidemill.generation.prepare import check_ids, render_messages
+from tidemill.generation.prepare import render_messages
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.openai import schema
