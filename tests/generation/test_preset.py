@@ -47,3 +47,12 @@ def test_sampling_values() -> None:
     sampling = preset.applied(GenerateRequest(prompts=["a"], sampling=given)).sampling
     assert sampling == SamplingParams(temperature=0.0, seed=0, top_p=0.5, stop=("a",), max_tokens=3)
     assert given.max_tokens is None, "the request itself stays as it is"
+
+
+def test_a_beam_search_takes_nothing_that_only_chooses_among_tokens() -> None:
+    preset = Preset(sampling={"temperature": 0.5, "top_k": 9, "typical_p": 0.9, "max_tokens": 3})
+    asked = GenerateRequest(messages=[HI], sampling=SamplingParams(beam_width=2))
+    found = preset.applied(asked).sampling.validate()
+    assert (found.temperature, found.top_k, found.typical_p, found.max_tokens) == (None, None, 1, 3)
+    filled = found.filled({"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1})
+    assert (filled.temperature, filled.top_p, filled.repetition_penalty) == (1.0, 1.0, 1.1)

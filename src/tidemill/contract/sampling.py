@@ -183,7 +183,7 @@ class SamplingParams(
             defaults: what the model's makers recommend.
         """
         left_out = {k: v for k, v in NEUTRAL.items() if getattr(self, k) is None}
-        defaults = {k: v for k, v in defaults.items() if k in self.recommended}
+        defaults = {k: v for k, v in defaults.items() if self.takes(k)}
         return self.with_values({k: defaults.get(k, v) for k, v in left_out.items()})
 
     def with_values(self, values: Mapping[str, Any]) -> SamplingParams:
@@ -200,11 +200,10 @@ class SamplingParams(
         """True when no random number is drawn."""
         return self.temperature == 0.0
 
-    @property
-    def recommended(self) -> Iterable[str]:
-        """Fields for which the model's recommendation applies: of a beam search, those that do not
-        only choose among tokens."""
-        return NEUTRAL if not self.beam_search else ("repetition_penalty",)
+    def takes(self, name: str) -> bool:
+        """Whether what others recommend for a field applies: to a beam search nothing does that
+        only chooses among tokens."""
+        return not self.beam_search or name not in _UNUSED_BY_BEAMS
 
     @property
     def beam_search(self) -> bool:

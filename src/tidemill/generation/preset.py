@@ -49,7 +49,7 @@ class Preset:
         values = {
             name: value
             for name, value in self.sampling.items()
-            if getattr(given, name) == getattr(_UNSET, name)
+            if getattr(given, name) == getattr(_UNSET, name) and given.takes(name)
         }
         messages = request.messages
         return replace(

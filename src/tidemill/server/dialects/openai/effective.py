@@ -6,7 +6,7 @@ from typing import Any
 
 from tidemill.contract.program import Grammar
 from tidemill.contract.request import drafter_of
-from tidemill.contract.sampling import SamplingParams
+from tidemill.contract.sampling import NEUTRAL, SamplingParams
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel
 
@@ -26,7 +26,7 @@ def effective(model: ServedModel, generation: Generation) -> dict[str, Any]:
     sampling["seed"] = [p.seed for p in per_prompt] if len(per_prompt) > 1 else params.seed
     tokens = [p.max_tokens for p in per_prompt]
     sampling["max_tokens"] = tokens if len(tokens) > 1 else params.max_tokens
-    from_model = [name for name in params.recommended if name in model.defaults]
+    from_model = [name for name in NEUTRAL if params.takes(name) and name in model.defaults]
     return {
         "sampling": sampling,
         "from_model_defaults": [n for n in from_model if getattr(asked, n) is None],
