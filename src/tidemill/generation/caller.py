@@ -63,6 +63,7 @@ class Caller:
         user: whom the client asks for, as it says; "" where it says nothing.
         background: the answer may wait for capacity that no other request wants.
         quota: what its use is charged to; None: nothing is limited.
+        max_tokens: the most that an answer to it may have; None: what the context leaves.
     """
 
     client: str = ""
@@ -73,6 +74,7 @@ class Caller:
     user: str = ""
     background: bool = False
     quota: Quota | None = None
+    max_tokens: int | None = None
 
 
 ANONYMOUS = Caller()

@@ -308,15 +308,38 @@ def _bounded(
 ) -> SamplingParams:
     """The parameters with a `max_tokens` that fits, where the context may end the output, or the
     cache that of a beam search."""
-    most = sampling.max_tokens
+    most, own = sampling.max_tokens, request.caller.max_tokens
+    if own is not None and not request.scored:
+        check_own(sampling, own, request)
     if most is None and sampling.beam_search:
         info = model.info
         shared = prompt if info.recurrent_sequences is None else 0
         longest = longest_beam(info.block_size, info.num_blocks, sampling.beam_width, shared)
-        return sampling.with_values({"max_tokens": max(1, min(size, longest) - prompt)})
+        longest = max(1, min(size, longest) - prompt)
+        return sampling.with_values({"max_tokens": min(longest, own or longest)})
+    if own is not None and (most is None or most > own) and size > prompt:
+        return sampling.with_values({"max_tokens": min(own, size - prompt)})
     if not request.ends_with_context or most is None or most <= size - prompt:
         return sampling
     return sampling.with_values({"max_tokens": None})
+
+
+def check_own(sampling: SamplingParams, own: int, request: GenerateRequest) -> None:
+    """Check that a request asks for no more than its caller may have.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the field.
+    """
+    most, name = sampling.max_tokens, request.names.max_tokens
+    bounded = request.clip_max_tokens or request.ends_with_context  # then it is an upper bound
+    if most is not None and most > own and not bounded:
+        raise bad_request(
+            name, f"{name} is {most}, and this API key may have {own}; ask for at most {own}"
+        )
+    if sampling.min_tokens > own:
+        raise bad_request(
+            "min_tokens", f"min_tokens is {sampling.min_tokens}, and this API key may have {own}"
+        )
 
 
 class _Rendered(NamedTuple):

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
+from tidemill.server.access.keys import KeyStore, NoKeys
 from tidemill.server.access.limits import Limits
 from tidemill.server.admission.bodies import Bodies
 from tidemill.server.admission.shared import SharedBounds
@@ -44,6 +45,7 @@ class ServerContext:
         resumable: streams of events can be resumed although their requests do not ask for it.
         manager: changes which models there are; None: they stay.
         storage: the database; None: `--database none`.
+        keys: who may call.
         cipher: of what clients say and are answered, where the database keeps it; None: it does
             not.
         app: the application, for requests that the server makes itself.
@@ -65,6 +67,7 @@ class ServerContext:
     recording: Recording | None = None
     recorder: Recorder | None = None
     storage: Storage | None = None
+    keys: KeyStore = field(default_factory=NoKeys)
     quotas: Gate | None = None
     cipher: Cipher | None = None
     app: ASGIApp | None = None

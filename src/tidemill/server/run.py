@@ -217,6 +217,7 @@ class _Assembly:
                 build=build_id(),
                 host=ModelHost(budget=options.memory),
                 state_folder=options.state_folder,
+                keys=options.security.keys,
                 resumable=options.resumable_streams,
             )
             if options.database is not None:

@@ -523,3 +523,13 @@ def test_no_pickle_and_private_sockets() -> None:
     files = list(source.rglob("*.py"))
     assert len(files) > 100
     assert not [path for path in files if word.search(path.read_text())]
+
+
+def test_a_key_file_without_keys_admits_nobody(tmp_path: Path) -> None:
+    empty = Security(keys=StaticKeys((), _key_file(tmp_path, [])))
+    with (
+        serving(fake_context(ScriptedEngine()), empty) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/v1/models", headers=_bearer(ADMIN)).status_code == 401

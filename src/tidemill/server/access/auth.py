@@ -136,7 +136,7 @@ class AuthMiddleware:
         region: str = "",
     ) -> None:
         self.app = app
-        self._keys = keys or NoKeys()
+        self._keys = NoKeys() if keys is None else keys  # one without keys is false, and closed
         self._share = share_prefix_cache
         self._own_hosts = own_hosts
         self._region = region

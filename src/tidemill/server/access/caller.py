@@ -59,8 +59,9 @@ def caller_of(
         deadline=arrival + min(timeouts) if timeouts else None,
         priority=priority,
         user=user or "",
-        background=getattr(request.state, "background", False),
+        background=getattr(request.state, "background", False) or principal.policy.background,
         quota=quota,
+        max_tokens=principal.policy.max_tokens,
     )
     request.state.caller = caller
     return caller

@@ -94,6 +94,8 @@ class StoredKeys:
     def follow(self, storage: Storage) -> None:
         """Read the keys of the database, and go on reading what changes; once there is a server."""
         self._storage = storage
+        # First: what else begins with the database asks for keys by their ids.
+        storage.on_open.insert(0, self._read)
         storage.on_close.append(self.close)
         if self.closed:
             storage.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.server.batches.owners import principal_of
+from tidemill.server.batches.owners import owner_of
 from tidemill.server.context import ServerContext
 from tidemill.server.errors import reject
 
@@ -37,7 +37,10 @@ def _make(context: ServerContext) -> BatchService:
     storage, app = context.storage, context.app
     assert storage is not None and storage.database is not None and app is not None
     service = BatchService(
-        storage.database, app, principal_of, busy=lambda: context.shared.choices.total > 0
+        storage.database,
+        app,
+        lambda stored: owner_of(stored, context.keys),
+        busy=lambda: context.shared.choices.total > 0,
     )
     storage.on_close.append(service.close)
     return service

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from tidemill.contract.quotas import parse_limits
 from tidemill.server.access.auth import Principal
-from tidemill.server.access.keys import Owner, Role
+from tidemill.server.access.keys import KeyStore, Owner, Role
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -21,8 +21,27 @@ def described(principal: Principal) -> dict[str, Any]:
     return {**plain, "owner": asdict(principal.owner), "limits": limits}
 
 
+def owner_of(stored: Mapping[str, Any], keys: KeyStore) -> Principal | None:
+    """The principal that `described` was given, with what its key may now; None: a key of the
+    database that does not count any more."""
+    found = principal_of(stored)
+    if not found.key_id:
+        return found
+    key = keys.by_id(found.key_id)
+    if key is None:
+        return None
+    return replace(
+        found,
+        role=key.role,
+        weight=key.weight,
+        owner=key.owner,
+        policy=key.policy,
+        limits=key.limits,
+    )
+
+
 def principal_of(stored: Mapping[str, Any]) -> Principal:
-    """The principal that `described` was given."""
+    """The principal that `described` was given, as far as it is kept."""
     known = {field.name for field in fields(Principal)}
     values = {name: value for name, value in stored.items() if name in known}
     role = values.get("role")

@@ -17,6 +17,7 @@ from tidemill.generation.caller import ANONYMOUS
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.logprobs import check_logprobs
+from tidemill.server.dialects.permitted import find_model
 from tidemill.server.dialects.truncated import name_truncated
 from tidemill.server.errors import Problem, fail, problem_response
 from tidemill.server.host.answer import Format, write_stream, write_whole
@@ -67,7 +68,7 @@ class GeneratedAnswer(Response):
         keep_alive: float | None = None,
     ) -> None:
         super().__init__()
-        context.host.find(model)  # a wrong name fails before anything else
+        find_model(context, request, model)  # a wrong name fails before anything else
         context.shared.check_choices(asked.num_computed)  # before the work of so many
         request.state.operation, request.state.streamed = Operation.GENERATE, framing is not None
         self._context = context
@@ -203,7 +204,7 @@ class ModelAnswer(Response):
         keep_alive: float | None = None,
     ) -> None:
         super().__init__()
-        context.host.find(model)
+        find_model(context, request, model)
         request.state.operation = Operation.COUNT  # unless it computes something
         self._context = context
         self._request = request

@@ -24,6 +24,7 @@ from tidemill.server.dialects.anthropic.translate import (
     message_request,
 )
 from tidemill.server.dialects.body import read_model
+from tidemill.server.dialects.permitted import find_model
 from tidemill.server.dialects.respond import GeneratedAnswer, ModelAnswer
 from tidemill.server.errors import Problem, reject
 from tidemill.server.host.generation import Generation
@@ -60,7 +61,7 @@ async def create_message(context: ServerContext, request: Request) -> Response:
     arrival = monotonic()
     check_version(request)
     body = await read_model(schema.MessagesRequest, request, context.limits)
-    context.host.find(body.model)  # a wrong name is the first error
+    find_model(context, request, body.model)  # a wrong name is the first error
     user = (body.metadata or {}).get("user_id")
     caller = caller_of(request, None, arrival, user=user)
     signer = context.kept(make_signer)
@@ -90,7 +91,7 @@ async def count_tokens(context: ServerContext, request: Request) -> Response:
     """Count the tokens of a prompt, exactly as a message's usage would."""
     check_version(request)
     body = await read_model(schema.CountTokensRequest, request, context.limits)
-    context.host.find(body.model)
+    find_model(context, request, body.model)
     check_format(body, context.limits)
     asked = count_request(body, context.kept(make_signer), request.state.sent_as)
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.server.context import ServerContext
+from tidemill.server.dialects.permitted import find_model, named_models
 from tidemill.server.errors import reject
 from tidemill.server.host.slot import Slot
 from tidemill.server.transport.pieces import json_response
@@ -34,7 +35,7 @@ def _card(slot: Slot, name: str) -> dict[str, Any]:
 
 async def list_models(context: ServerContext, request: Request) -> Response:
     """The models, a page of them."""
-    cards = [_card(context.host.find(name), name) for name in context.host.names]
+    cards = [_card(slot, name) for name, slot in named_models(context, request)]
     ids = [card["id"] for card in cards]
     begin, end = 0, len(cards)
     query = request.query_params
@@ -64,4 +65,4 @@ async def list_models(context: ServerContext, request: Request) -> Response:
 async def get_model(context: ServerContext, request: Request) -> Response:
     """A model by name."""
     name: str = request.path_params["model"]
-    return json_response(_card(context.host.find(name), name))
+    return json_response(_card(find_model(context, request, name), name))

@@ -15,6 +15,7 @@ from tidemill.server.dialects.body import parse_body, read_bytes
 from tidemill.server.dialects.kserve.schema import KserveIndex, KserveLoad
 from tidemill.server.dialects.kserve.tasks import GENERATE, OPTIONS, VERSION, tasks_of
 from tidemill.server.dialects.kserve.tasks import Slot as Tensor
+from tidemill.server.dialects.permitted import find_model, model_slots
 from tidemill.server.errors import reject
 from tidemill.server.host.served import check_is_model
 from tidemill.server.host.slot import Slot, State
@@ -48,7 +49,7 @@ def model_of(context: ServerContext, request: Request) -> str:
     version = request.path_params.get("version", VERSION)
     if version != VERSION:
         raise reject(404, f"every model has the version {VERSION} alone, got {version[:32]!r}")
-    context.host.find(name)
+    find_model(context, request, name)
     return name
 
 
@@ -135,7 +136,7 @@ async def index(context: ServerContext, request: Request) -> Response:
             "state": _STATES[slot.state],
             "reason": "" if slot.error is None else slot.error.message,
         }
-        for slot in context.host.slots
+        for slot in model_slots(context, request)
         for name in slot.names
         if not body.ready or _STATES[slot.state] == "READY"
     ]
@@ -161,7 +162,7 @@ async def statistics(context: ServerContext, request: Request) -> Response:
     if "model" in request.path_params:
         names = [model_of(context, request)]
     else:
-        names = [slot.name for slot in context.host.slots]
+        names = [slot.name for slot in model_slots(context, request)]
     return json_response({"model_stats": [_counted(context, name) for name in names]})
 
 

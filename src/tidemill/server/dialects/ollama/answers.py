@@ -27,6 +27,7 @@ from tidemill.server.dialects.ollama.translate import (
     name_options,
     served_name,
 )
+from tidemill.server.dialects.permitted import find_model
 from tidemill.server.dialects.respond import GeneratedAnswer, ModelAnswer
 from tidemill.server.dialects.times import Times
 from tidemill.server.host.generation import Generation
@@ -85,7 +86,7 @@ def _only_load(
     context: ServerContext, request: Request, body: schema.OllamaGeneration, members: Members
 ) -> Response:
     """Load the model, or with a `keep_alive` of 0 unload it."""
-    slot = context.host.find(served_name(context, body.model))
+    slot = find_model(context, request, served_name(context, body.model))
     keep_alive = keep_alive_of(body.keep_alive)
     reason = "unload" if keep_alive == 0 else "load"
 

@@ -12,6 +12,7 @@ from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.ollama import schema
 from tidemill.server.dialects.ollama.translate import served_name
+from tidemill.server.dialects.permitted import find_model
 from tidemill.server.dialects.pulling import PullAnswer
 from tidemill.server.dialects.receiving import receive_file
 from tidemill.server.errors import reject
@@ -87,7 +88,8 @@ async def ollama_blob(context: ServerContext, request: Request) -> Response:
 async def ollama_push(context: ServerContext, request: Request) -> Response:
     """Not done: there is no registry to push to."""
     body = await read_model(schema.OllamaPush, request, context.limits, bare=True)
-    context.host.find(served_name(context, body.model))  # a wrong name is the first error
+    name = served_name(context, body.model)
+    find_model(context, request, name)  # a wrong name is the first error
     raise reject(
         501,
         "models are not pushed to a registry from here: Ollama's registry takes its own format "

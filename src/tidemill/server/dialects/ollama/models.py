@@ -15,6 +15,7 @@ from tidemill.server.dialects.ollama import schema
 from tidemill.server.dialects.ollama.answer_format import timestamp
 from tidemill.server.dialects.ollama.shown import NOT_KNOWN, Facts, details_of, shown_model
 from tidemill.server.dialects.ollama.translate import served_name
+from tidemill.server.dialects.permitted import find_model, model_slots, named_models
 from tidemill.server.dialects.respond import ModelAnswer
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.slot import Loader, Slot, State
@@ -33,10 +34,9 @@ async def ollama_version(context: ServerContext, request: Request) -> Response:
 
 async def ollama_tags(context: ServerContext, request: Request) -> Response:
     """The models under each of their names. What is not loaded is loaded by its first request."""
-    host, models = context.host, []
-    host.look()
-    for name in host.names:
-        slot = host.find(name)
+    models = []
+    context.host.look()
+    for name, slot in named_models(context, request):
         models.append(
             {
                 **_identity(slot, name),
@@ -51,7 +51,7 @@ async def ollama_tags(context: ServerContext, request: Request) -> Response:
 async def ollama_ps(context: ServerContext, request: Request) -> Response:
     """The models that are loaded."""
     found = []
-    for slot in context.host.slots:
+    for slot in model_slots(context, request):
         if slot.state is not State.LOADED or slot.loaded is None:
             continue
         info = slot.loaded.served.info
@@ -73,7 +73,7 @@ async def ollama_show(context: ServerContext, request: Request) -> Response:
     """What a model is and can do. One that is not loaded is described from its files, without its
     weights; a pipeline is loaded for it."""
     body = await read_model(schema.OllamaShow, request, context.limits, bare=True)
-    slot = context.host.find(served_name(context, body.model))
+    slot = find_model(context, request, served_name(context, body.model))
     if slot.loaded is not None:
         return json_response(_remember(context, slot, Facts.of_loaded(slot.loaded.served)))
     known = _known(context, slot)

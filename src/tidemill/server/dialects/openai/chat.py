@@ -18,6 +18,7 @@ from tidemill.server.dialects.openai.translate import (
     chat_request,
     check_stream_options,
 )
+from tidemill.server.dialects.permitted import find_model
 from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.dialects.times import Times
 from tidemill.server.host.generation import Generation
@@ -29,7 +30,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     """Answer a conversation, whole or streamed."""
     arrival = monotonic()
     body = await read_model(schema.ChatRequest, request, context.limits)
-    context.host.find(body.model)  # a wrong name is the first error
+    find_model(context, request, body.model)  # a wrong name is the first error
     request.state.sent_as.setdefault("logprobs", "top_logprobs")
     caller = caller_for(request, body, arrival)
     check_stream_options(body)

@@ -19,6 +19,7 @@ from tidemill.server.dialects.openai.translate import (
     completion_request,
     split_prompts,
 )
+from tidemill.server.dialects.permitted import find_model
 from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.dialects.times import Times
 from tidemill.server.host.generation import Generation
@@ -30,7 +31,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     """Continue one prompt or several, whole or streamed."""
     arrival = monotonic()
     body = await read_model(schema.CompletionRequest, request, context.limits)
-    context.host.find(body.model)  # a wrong name is the first error
+    find_model(context, request, body.model)  # a wrong name is the first error
     caller = caller_for(request, body, arrival)
     check_stream_options(body)
     sources = split_prompts(body.prompt, context.limits.max_prompts)

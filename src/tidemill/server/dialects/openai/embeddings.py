@@ -17,6 +17,7 @@ from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.keep_alive import keep_alive_of
 from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.openai.translate import split_prompts
+from tidemill.server.dialects.permitted import find_model
 from tidemill.server.dialects.respond import ModelAnswer
 from tidemill.server.dialects.vectors import Embedded, Scored, VectorForm, embed
 from tidemill.server.host.served import ServedModel
@@ -33,7 +34,7 @@ async def embeddings(context: ServerContext, request: Request) -> Response:
     """A vector for each input."""
     arrival = monotonic()
     body = await read_model(schema.EmbeddingRequest, request, context.limits)
-    context.host.find(body.model)  # a wrong name is the first error
+    find_model(context, request, body.model)  # a wrong name is the first error
     asked = EmbedRequest(
         inputs=split_prompts(body.input, context.limits.max_inputs, param="input"),
         dimensions=body.dimensions,

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidemill.server.context import ServerContext
+from tidemill.server.dialects.permitted import find_model, named_models
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.slot import Slot, State
 from tidemill.server.transport.pieces import json_response
@@ -55,7 +56,7 @@ def _tasks(model: ServedModel) -> tuple[str, ...]:
 async def list_models(context: ServerContext, request: Request) -> Response:
     """The models under each of their names. What is not loaded is loaded by its first request."""
     context.host.look()
-    cards = [_card(context.host.find(name), name) for name in context.host.names]
+    cards = [_card(slot, name) for name, slot in named_models(context, request)]
     # Codex reads `models`, metadata of models that it knows, and fails where it is absent.
     return json_response({"object": "list", "data": cards, "models": []})
 
@@ -63,4 +64,4 @@ async def list_models(context: ServerContext, request: Request) -> Response:
 async def get_model(context: ServerContext, request: Request) -> Response:
     """A model by name; names may contain slashes."""
     name: str = request.path_params["model"]
-    return json_response(_card(context.host.find(name), name))
+    return json_response(_card(find_model(context, request, name), name))

@@ -18,6 +18,7 @@ from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.keep_alive import keep_alive_of
 from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.openai.embeddings import truncated, usage_of
+from tidemill.server.dialects.permitted import find_model
 from tidemill.server.dialects.respond import ModelAnswer
 from tidemill.server.dialects.vectors import score_pairs
 from tidemill.server.host.served import ServedModel
@@ -42,7 +43,7 @@ async def rerank(context: ServerContext, request: Request) -> Response:
     """Documents ordered by relevance to a query."""
     arrival = monotonic()
     body = await read_model(schema.RerankRequest, request, context.limits, bare=True)
-    context.host.find(body.model)  # a wrong name is the first error
+    find_model(context, request, body.model)  # a wrong name is the first error
     caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt, user=body.user)
     field = "documents" if body.texts is None else "texts"
     documents = [d if isinstance(d, str) else d.text for d in body.documents or body.texts or ()]
@@ -95,7 +96,7 @@ async def score(context: ServerContext, request: Request) -> Response:
     """Relevance scores of text pairs: one text with each of several, or pair by pair."""
     arrival = monotonic()
     body = await read_model(schema.ScoreRequest, request, context.limits, bare=True)
-    context.host.find(body.model)  # a wrong name is the first error
+    find_model(context, request, body.model)  # a wrong name is the first error
     caller = caller_of(request, body.timeout, arrival, cache_salt=body.cache_salt, user=body.user)
     firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1
     seconds = [body.text_2] if isinstance(body.text_2, str) else body.text_2

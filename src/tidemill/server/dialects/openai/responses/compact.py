@@ -28,6 +28,7 @@ from tidemill.server.dialects.openai.responses.schema import CompactRequest
 from tidemill.server.dialects.openai.responses.sealed import seal
 from tidemill.server.dialects.openai.responses.service import service_of
 from tidemill.server.dialects.openai.translate import caller_for
+from tidemill.server.dialects.permitted import find_model
 from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel
@@ -45,7 +46,7 @@ async def compact(context: ServerContext, request: Request) -> Response:
     """See `routes.compact_response`."""
     arrival = monotonic()
     body = await read_model(CompactRequest, request, context.limits)
-    context.host.find(body.model)  # a wrong name is the first error
+    find_model(context, request, body.model)  # a wrong name is the first error
     service, owner = service_of(context), principal_of(request).client_id
     await service.recall(owner, *continued(body))
     asked = read_request(body, request, owner, service.store, context.limits)

@@ -30,6 +30,7 @@ from tidemill.server.dialects.openai.responses.schema import ResponseRequest
 from tidemill.server.dialects.openai.responses.service import EARLY_SECONDS, Service, service_of
 from tidemill.server.dialects.openai.responses.store import Recent, StoredResponse
 from tidemill.server.dialects.openai.translate import caller_for
+from tidemill.server.dialects.permitted import find_model
 from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.errors import Problem, fail, reject
 from tidemill.server.host.generation import Generation
@@ -43,7 +44,8 @@ async def create(context: ServerContext, request: Request) -> Response:
     """See `routes.create_response`."""
     arrival = monotonic()
     body = await read_model(ResponseRequest, request, context.limits)
-    called = context.host.called(body.model)  # a wrong name is the first error
+    find_model(context, request, body.model)  # a wrong name is the first error
+    called = context.host.called(body.model)
     caller = caller_for(request, body, arrival)
     service, principal = service_of(context), principal_of(request)
     owner = principal.client_id

@@ -18,6 +18,7 @@ from tidemill.server.dialects.openai.responses.create import Followed
 from tidemill.server.dialects.openai.responses.schema import InputTokensRequest
 from tidemill.server.dialects.openai.responses.service import service_of
 from tidemill.server.dialects.openai.responses.store import StoredResponse
+from tidemill.server.dialects.permitted import find_model
 from tidemill.server.dialects.query import check_query, flag, number
 from tidemill.server.dialects.respond import ModelAnswer
 from tidemill.server.errors import reject
@@ -93,7 +94,7 @@ async def input_tokens(context: ServerContext, request: Request) -> Response:
     """See `routes.count_input_tokens`."""
     arrival = monotonic()
     body = await read_model(InputTokensRequest, request, context.limits)
-    context.host.find(body.model)
+    find_model(context, request, body.model)
     service, owner = service_of(context), principal_of(request).client_id
     await service.recall(owner, *continued(body))
     asked = read_request(body, request, owner, service.store, context.limits)
