@@ -1,5 +1,7 @@
 """schemathesis against the served OpenAPI document: `make schemathesis`.
 
+`ARGS="50 ^/v2/embed"` draws 50 requests per operation, of the paths that the pattern matches.
+
 No answer with a status that the document does not name for its route, none that is a server error,
 none that does not have the shape the document gives it.
 """
@@ -36,11 +38,12 @@ def main() -> int:
     # Models are drawn to be pulled, created and deleted: not those of who runs this.
     home = tempfile.TemporaryDirectory(prefix="tidemill-fuzz-")
     os.environ["TIDEMILL_HOME"] = home.name
+    paths = ["--include-path-regex", sys.argv[2]] if len(sys.argv) > 2 else []
     with RealServer() as server:
         command = [
             str(program), "run", f"{server.url}/openapi.json", "--url", server.url,
             "--checks", CHECKS, "--max-examples", examples, "--request-timeout", "60",
-            "--seed", "1", "--phases", "examples,coverage,fuzzing",
+            "--seed", "1", "--phases", "examples,coverage,fuzzing", *paths,
         ]  # fmt: skip
         code = subprocess.run(command, check=False).returncode
         assert server.process.poll() is None, "the server has ended"

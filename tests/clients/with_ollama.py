@@ -59,7 +59,7 @@ else:
 try:
     client.push(MODEL, stream=False)
 except ollama.ResponseError as error:
-    assert error.status_code == 501 and "registry" in error.error
+    assert error.status_code == 400 and "registry" in error.error
 else:
     raise AssertionError("pushed")
 for wrong in ({"model": "nope"}, {"options": {"mirostat": 1}}):

@@ -55,7 +55,18 @@ _WITH_BODY = {
 }
 _NAMED_MODEL = {404: "There is no such model"}
 _NAMED = {404: "There is nothing of that name, or it is another client's"}
-_OF_PATHS = {"/v1/models/{model:path}": _NAMED_MODEL}
+_OF_PATHS = {
+    "/v1/models/{model:path}": _NAMED_MODEL,
+    "/api/blobs/{digest}": {
+        201: "The file was received",
+        415: "The file is encoded; send it as it is",
+    },
+    "/v1/responses": {
+        101: "A WebSocket from now on",
+        426: "A GET opens a WebSocket and needs the headers of a handshake",
+    },
+}
+"""Further statuses of some paths."""
 
 
 def document_of(
@@ -154,5 +165,7 @@ def _responses(route: Endpoint, error: str) -> dict[str, Any]:
         answer = {"application/json": {}, **streams}
         found["200"] = {"description": "The answer, whole or as events", "content": answer}
     for status, text in sorted(problems.items()):
-        found[str(status)] = {"description": text, "content": reference}
+        found[str(status)] = {"description": text}
+        if status >= 400:
+            found[str(status)]["content"] = reference
     return found

@@ -89,7 +89,7 @@ def test_copy_and_delete(http: httpx.Client, source: FakeSource) -> None:
 
 def test_a_push_says_why_not(http: httpx.Client) -> None:
     refused = http.post("/api/push", json={"model": "tiny"})
-    assert refused.status_code == 501 and "registry" in refused.json()["error"]
+    assert refused.status_code == 400 and "registry" in refused.json()["error"]
     assert http.post("/api/push", json={"model": "dodo"}).status_code == 404
 
 

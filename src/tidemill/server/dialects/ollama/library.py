@@ -91,7 +91,7 @@ async def ollama_push(context: ServerContext, request: Request) -> Response:
     name = served_name(context, body.model)
     find_model(context, request, name)  # a wrong name is the first error
     raise reject(
-        501,
+        400,
         "models are not pushed to a registry from here: Ollama's registry takes its own format "
         "alone; copy the model's files, which `tidemill show` names, or have others pull them from "
         "where they came from",
