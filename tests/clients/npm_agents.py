@@ -1,5 +1,5 @@
-"""Agents as people run them, from npm, offline: each edits a file and runs a command through the
-real HTTP stack. The model behind it is a script, so that the agent's loop goes to its end.
+"""Agents as people run them, from npm and PyPI, offline: each edits a file and runs a command by
+the real HTTP stack. The model behind it is a script, so that its loop goes to its end.
 
 ``make agents``; with names as arguments only those.
 """
@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(HERE)]
 from helpers.live_server import fake_context, serving  # noqa: E402
 from helpers.marked_model import TEMPLATE  # noqa: E402
 from helpers.scripted_engine import EOS, ScriptedEngine, fake_info  # noqa: E402
+from run import version  # noqa: E402
 
 from tidemill.contract.request import EngineRequest  # noqa: E402
 from tidemill.text.template import ChatTemplate  # noqa: E402
@@ -36,11 +37,12 @@ class Agent:
     """One agent.
 
     Attributes:
-        package: on npm.
-        turns: what the model writes, turn by turn.
+        package: on npm, or on PyPI where it is Python's.
+        turns: what the model writes, turn by turn; ``{work}`` is the folder that it works in.
         prepare: writes its configuration; gets its home and the server's URL.
-        command: what runs it, behind its own program's path.
+        command: what runs it, behind its own program's path; ``{home}`` is its home.
         made: files that it must have made, with their contents.
+        python: it is a package of PyPI.
         install: a script of the package that npm may not have run, since it asks before it does.
     """
 
@@ -50,6 +52,7 @@ class Agent:
     command: tuple[str, ...]
     made: dict[str, str]
     install: str = ""
+    python: bool = False
 
 
 def call(name: str, **arguments: object) -> str:
@@ -98,6 +101,44 @@ def _claude(home: Path, url: str) -> None:
     (home / ".claude" / "settings.json").write_text(json.dumps({"env": environment}))
 
 
+def _opencode(home: Path, url: str) -> None:
+    model = {"name": MODEL, "tool_call": True, "limit": {"context": 400_000, "output": 8_000}}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
+        "models": {MODEL: model},
+    }
+    config = {
+        "provider": {"tidemill": provider},
+        "model": f"tidemill/{MODEL}",
+        "small_model": f"tidemill/{MODEL}",
+        "autoupdate": False,
+        "share": "disabled",
+        "permission": {"edit": "allow", "bash": "allow", "webfetch": "deny"},
+        "agent": {"title": {"disable": True}},
+    }
+    folder = home / ".config" / "opencode"
+    folder.mkdir(parents=True)
+    (folder / "opencode.json").write_text(json.dumps(config))
+
+
+def _continue(home: Path, url: str) -> None:
+    (home / "config.yaml").write_text(
+        "name: tidemill\nversion: 1.0.0\nschema: v1\nmodels:\n"
+        f"  - name: {MODEL}\n    provider: openai\n    model: {MODEL}\n"
+        f"    apiBase: {url}/v1\n    apiKey: none\n    roles: [chat]\n"
+        "    capabilities: [tool_use]\n"
+        "    defaultCompletionOptions:\n      contextLength: 400000\n      maxTokens: 8000\n"
+    )
+
+
+def _aider(home: Path, url: str) -> None:
+    """It edits files by its own form of answers and calls no tools."""
+    settings = {"OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": "none"}
+    lines = [f"{name}={value}\n" for name, value in settings.items()]
+    (home / "aider.env").write_text("".join(lines))
+
+
 PATCH = '*** Begin Patch\n*** Add File: hello.py\n+print("hi")\n*** End Patch\n'
 AGENTS = {
     "codex": Agent(
@@ -130,6 +171,47 @@ AGENTS = {
         {"hello.py": 'print("hi")\n', "said.txt": "hi\n"},
         install="install.cjs",
     ),
+    "opencode": Agent(
+        "opencode-ai",
+        (
+            call("write", filePath="{work}/hello.py", content='print("ho")\n'),
+            call("edit", filePath="{work}/hello.py", oldString="ho", newString="hi"),
+            call("bash", command="python3 hello.py > said.txt", description="Run it"),
+            "All done.",
+        ),
+        _opencode,
+        ("opencode", "run", "write hello.py and run it"),
+        {"hello.py": 'print("hi")\n', "said.txt": "hi\n"},
+    ),
+    "aider": Agent(
+        "aider-chat",
+        ("hello.py\n```\nprint('ho')\n```\n", "All done."),
+        _aider,
+        (
+            *("aider", "--model", f"openai/{MODEL}", "--edit-format", "whole", "--no-git"),
+            *(
+                "--yes-always",
+                "--no-check-update",
+                "--analytics-disable",
+                "--no-show-release-notes",
+            ),
+            *("--no-show-model-warnings", "--env-file", "{home}/aider.env"),
+            *("--message", "write hello.py", "hello.py"),
+        ),
+        {"hello.py": "print('ho')\n"},
+        python=True,
+    ),
+    "continue": Agent(
+        "@continuedev/cli",
+        (
+            call("Write", filepath="hello.py", content='print("hi")\n'),
+            call("Bash", command="python3 hello.py > said.txt"),
+            "All done.",
+        ),
+        _continue,
+        ("cn", "-p", "--auto", "--config", "{home}/config.yaml", "write hello.py and run it"),
+        {"hello.py": 'print("hi")\n', "said.txt": "hi\n"},
+    ),
 }
 
 
@@ -142,6 +224,14 @@ def shared(one: Sequence[int], other: Sequence[int]) -> float:
 def _installed(name: str, agent: Agent) -> tuple[Path, str]:
     """Its folder of programs and its version; installed at first use."""
     folder = ROOT / ".work" / "agents" / name
+    if agent.python:
+        python = folder / "bin" / "python"
+        if not python.exists():
+            print(f"{name}: installing ...", flush=True)
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        if subprocess.run([python, "-m", "pip", "show", "-q", agent.package]).returncode:
+            subprocess.run([python, "-m", "pip", "install", "-q", agent.package], check=True)
+        return folder / "bin", version(python, agent.package)
     package = folder / "node_modules" / agent.package / "package.json"
     if not package.exists():
         print(f"{name}: installing ...", flush=True)
@@ -153,13 +243,21 @@ def _installed(name: str, agent: Agent) -> tuple[Path, str]:
     return folder / "node_modules" / ".bin", json.loads(package.read_text())["version"]
 
 
+def _placed(text: str, places: Mapping[str, str]) -> str:
+    """A text with the places of this run: ``{home}`` and ``{work}``."""
+    for name, place in places.items():
+        text = text.replace("{" + name + "}", place)
+    return text
+
+
 def run(name: str, agent: Agent) -> bool:
     """Let it work; True when it made what it should."""
     programs, version = _installed(name, agent)
     turns = iter((*agent.turns, *(["All done."] * 9)))
+    places: dict[str, str] = {}
 
     def script(request: EngineRequest, choice: int) -> list[int]:
-        return [*next(turns).encode(), EOS]
+        return [*_placed(next(turns), places).encode(), EOS]
 
     engine = ScriptedEngine(script, info=fake_info(max_model_len=400_000))
     context = fake_context(engine, template=ChatTemplate(TEMPLATE), aliases=(MODEL, "claude-*"))
@@ -167,10 +265,11 @@ def run(name: str, agent: Agent) -> bool:
         home, work = Path(scratch, "home"), Path(scratch, "work")
         home.mkdir()
         work.mkdir()
+        places.update(home=str(home), work=str(work))
         agent.prepare(home, url)
-        environment = {**os.environ, "HOME": str(home), "CODEX_HOME": str(home)}
+        environment = {**os.environ, "HOME": str(home), "CODEX_HOME": str(home), "PWD": str(work)}
         done = subprocess.run(
-            [str(programs / agent.command[0]), *agent.command[1:]],
+            [str(programs / agent.command[0]), *(_placed(a, places) for a in agent.command[1:])],
             cwd=work,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -183,7 +282,7 @@ def run(name: str, agent: Agent) -> bool:
             for file in agent.made
         }
     prompts = [request.prompt_token_ids for request in engine.requests]
-    known = min(map(shared, prompts, prompts[1:]), default=0.0)
+    known = min(map(shared, prompts, prompts[1:]), default=1.0)
     passed = made == agent.made and known >= LEAST_SHARED
     print(
         f"{agent.package} {version}: {'ok' if passed else 'failed'}, {len(prompts)} turns; of each "

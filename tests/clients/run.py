@@ -34,6 +34,7 @@ CLIENTS = {
     "llama_index": (["llama-index-llms-openai-like"], "llama-index-llms-openai-like"),
     "semantic_kernel": (["semantic-kernel"], "semantic-kernel"),
     "huggingface_hub": (["huggingface_hub"], "huggingface_hub"),
+    "llm": (["llm"], "llm"),
     "ollama": (["ollama"], "ollama"),
     "ollama_js": (["ollama"], "ollama"),
     "cohere": (["cohere"], "cohere"),
