@@ -123,6 +123,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         database=database,
         prices=deployment.prices,
         quotas=deployment.quotas,
+        database_outage=server.database_outage,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -48,8 +47,7 @@ class Period(StrEnum):
     MONTH = "month"  # of UTC
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(msgspec.Struct, frozen=True):
     """One kind of limit.
 
     Attributes:

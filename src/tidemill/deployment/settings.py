@@ -142,8 +142,8 @@ SERVER = (
     ),
     Setting(
         *("database_outage", kinds.duration(), "1h"),
-        "How long keys of the database go on counting while it does not answer; forever, or 0: "
-        "not at all.",
+        "How long keys and limits of the database go on counting while it does not answer; "
+        "forever, or 0: not at all.",
         Apply.SERVER,
     ),
     Setting(

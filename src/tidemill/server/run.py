@@ -80,6 +80,7 @@ class ServeOptions:
         keep_content: stored responses and conversations are kept in the database.
         prices: of models.
         quotas: limits of each level.
+        database_outage: seconds for which limits are spent while the database does not answer.
     """
 
     models: Sequence[ModelOptions]
@@ -102,6 +103,7 @@ class ServeOptions:
     keep_content: bool = False
     prices: Prices = field(default_factory=Prices)
     quotas: Defaults = field(default_factory=Defaults)
+    database_outage: float = 3600.0
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -243,7 +245,10 @@ class _Assembly:
 
         options = self._options
         registry = context.metrics.registry
-        self.limits = QuotaService(options.quotas, options.prices, registry, context.storage)
+        self.limits = QuotaService(
+            *(options.quotas, options.prices, registry, context.storage),
+            outage=options.database_outage,
+        )
         context.quotas = self.limits.gate
         if options.security.keys.closed:
             self.limits.limit()

@@ -93,6 +93,8 @@ def subject_of(
         known = ", ".join(Level)
         raise bad_request("level", f"level must be one of {known}, got {level[:64]!r}")
     of = Level(level)
+    if not name and of is not Level.SERVER:
+        raise bad_request("name", f"name says which {level}")
     if of in (Level.SERVER, Level.ORGANISATION):
         if not actor.everywhere:
             raise not_found(level, name)

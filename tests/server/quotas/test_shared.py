@@ -46,6 +46,11 @@ class Flaky(StoreBank):
     fail = ""
     draws = 0
 
+    async def renew(self, server: str, wall: float) -> int:
+        if self.fail:
+            raise TidemillError(ErrorKind.DATABASE, "gone")
+        return await super().renew(server, wall)
+
     async def draw(
         self, server: str, wall: float, entries: Sequence[Entry]
     ) -> Sequence[tuple[int, int]]:
@@ -207,6 +212,28 @@ async def test_an_outage_is_spent_from_what_was_drawn(database: Database, fail: 
     server.bank.fail = ""
     server.treasury.retry()
     await server.reserve(1000, 1000)
+    await server.treasury.close()
+
+
+async def test_limits_are_spent_without_the_database_for_a_configured_time(
+    database: Database,
+) -> None:
+    server = Server(database, {"tokens_per_day": 64_000})
+    server.treasury._outage = 0.1
+    await server.reserve()
+    server.bank.fail = "before"
+    server.meters[0].look()
+    await asyncio.sleep(0.07)
+    await server.reserve()  # from what was drawn
+    await asyncio.sleep(0.2)
+    assert await refused(server, 1) == {
+        **{"code": "database_unavailable", "status": 503},
+        "message": "the database of limits has not answered for longer than --database-outage; "
+        "try again in 5 s",
+    }
+    server.bank.fail = ""
+    await asyncio.sleep(0.1)
+    await server.reserve()
     await server.treasury.close()
 
 

@@ -16,7 +16,7 @@ from tidemill.server.quotas.account import Account, Subject, local_meter
 from tidemill.server.quotas.leased import Leased
 from tidemill.server.quotas.ledger import Cost, Exceeded, Ledger, Reservation
 from tidemill.server.quotas.meters import Meter, Now
-from tidemill.server.quotas.refusal import refusal, unavailable, warning
+from tidemill.server.quotas.refusal import gone, refusal, unavailable, warning
 from tidemill.server.quotas.standing import Standing, standing
 from tidemill.server.quotas.treasury import Treasury
 
@@ -137,6 +137,10 @@ class Quotas:
             Rejection: 429, naming the limit and its level; 503, what was drawn is used up and the
                 database does not answer.
         """
+        if self.treasury is not None and self.treasury.given_up:
+            await self.treasury.ask()
+            if self.treasury.given_up:
+                raise gone()
         for _ in range(ROUNDS):
             try:
                 return self.ledger.reserve(accounts, cost)

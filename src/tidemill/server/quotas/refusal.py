@@ -65,6 +65,16 @@ def unavailable(exceeded: Exceeded) -> Rejection:
     return Rejection(Problem(503, "server_error", message, None, "database_unavailable", headers))
 
 
+def gone() -> Rejection:
+    """The rejection where limits are not spent any longer without the database."""
+    message = (
+        "the database of limits has not answered for longer than --database-outage; try again in "
+        f"{_OUTAGE_SECONDS} s"
+    )
+    headers = {"Retry-After": str(_OUTAGE_SECONDS)}
+    return Rejection(Problem(503, "server_error", message, None, "database_unavailable", headers))
+
+
 def warning(title: str, meter: Meter) -> str:
     """The warning of a soft limit, for a header."""
     return f"{title} exceeds its soft limit of {meter.measure.shown(meter.amount)}"

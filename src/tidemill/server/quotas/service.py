@@ -6,6 +6,7 @@ It is made with the server, so it imports the rest of quotas where there is some
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from tidemill.base.errors import TidemillError
@@ -34,6 +35,7 @@ class QuotaService:
         prices: of models.
         registry: of metrics.
         storage: the database; None: this server counts in memory.
+        outage: seconds for which limits are spent while the database does not answer.
 
     Attributes:
         gate: what requests pass.
@@ -46,6 +48,7 @@ class QuotaService:
         prices: Prices,
         registry: CollectorRegistry,
         storage: Storage | None,
+        outage: float = math.inf,
     ) -> None:
         self.quotas: Quotas | None = None
         self.gate = Gate(lambda: self.quotas)
@@ -53,6 +56,7 @@ class QuotaService:
         self._prices = prices
         self._registry = registry
         self._storage = storage
+        self._outage = outage
         self._tasks: list[asyncio.Task[None]] = []
         defaults.on_change.append(self._limit)
         self._limit()
@@ -72,7 +76,7 @@ class QuotaService:
 
             treasury = None
             if self._storage is not None:
-                treasury = Treasury(StoreBank(self._storage), read_clocks)
+                treasury = Treasury(StoreBank(self._storage), read_clocks, self._outage)
             metrics = QuotaMetrics(self._registry)
             self.quotas = Quotas(self._defaults, self._prices, metrics, treasury=treasury)
 

@@ -7,6 +7,7 @@ next is gathered. A request waits for a round only where what was drawn ahead do
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -86,13 +87,14 @@ class Treasury:
     Args:
         bank: the store.
         clock: reads the clocks.
+        outage: seconds for which what was drawn is spent while the store does not answer.
 
     Attributes:
         server: the name of this server's leases.
         answers: the store answered last time.
     """
 
-    def __init__(self, bank: Bank, clock: Callable[[], Now]) -> None:
+    def __init__(self, bank: Bank, clock: Callable[[], Now], outage: float = math.inf) -> None:
         self.server = new_id("server")
         self.answers = True
         self._bank = bank
@@ -104,6 +106,8 @@ class Treasury:
         self._servers = 1
         self._renewed = 0.0
         self._failed = 0.0
+        self._lost = 0.0
+        self._outage = outage
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -133,6 +137,12 @@ class Treasury:
                 await asyncio.shield(self._round)
         except TimeoutError:
             pass
+
+    async def ask(self) -> None:
+        """See whether the store answers again, at most once a second."""
+        if self.worth_asking:
+            self._failed = self._clock().monotonic  # one request asks for all
+            await self._renew(self._clock())
 
     async def close(self) -> None:
         """Return what was drawn and not used."""
@@ -187,7 +197,8 @@ class Treasury:
                 if meter.gone:
                     self._subjects.pop(meter, None)
             await self._draw(wants)
-            if any(_is_places(meter) for meter in self._touched):
+            due = now.monotonic - self._renewed >= RENEW_SECONDS
+            if due and any(_is_places(meter) for meter in self._touched):
                 await self._renew(now)
         finally:
             if waiting is not None and not waiting.done():
@@ -213,13 +224,17 @@ class Treasury:
         self._say(None)
 
     async def _renew(self, now: Now) -> None:
-        if now.monotonic - self._renewed < RENEW_SECONDS:
-            return
         try:
             self._servers = max(1, await self._bank.renew(self.server, now.wall))
             self._renewed = now.monotonic
+            self._say(None)
         except TidemillError as error:
             self._say(error)
+
+    @property
+    def given_up(self) -> bool:
+        """The store has not answered for longer than limits are spent without it."""
+        return not self.answers and self._clock().monotonic - self._lost > self._outage
 
     @property
     def worth_asking(self) -> bool:
@@ -233,6 +248,7 @@ class Treasury:
 
     def _say(self, error: TidemillError | None) -> None:
         if error is not None and self.answers:
+            self._lost = self._clock().monotonic
             log.error("quotas go on with what was drawn of them: %s", error.message)
         elif error is None and not self.answers:
             log.warning("quotas are drawn from the database again")
