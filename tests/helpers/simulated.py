@@ -41,6 +41,7 @@ class Seen:
     sent: float
     tokens: list[float] = field(default_factory=list)
     ended: float | None = None
+    computed: float = 0.0
 
     @property
     def ttft(self) -> float:
@@ -176,6 +177,8 @@ class Simulation:
             seen = self.seen[output.request_id]
             seen.tokens += [self.now] * len(output.token_ids)
             if output.finish_reason is not None:
+                assert output.timings is not None
+                seen.computed += output.timings.computed
                 seen.ended = self.now
                 ended.append(output.request_id)
         for name in ended:

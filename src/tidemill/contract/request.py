@@ -158,13 +158,18 @@ def exception_of(error: RequestError | None) -> TidemillError:
 
 
 class RequestTimings(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds (monotonic) of a request's milestones in the engine; sent with its last message."""
+    """Seconds (monotonic) of a request's milestones in the engine; sent with its last message.
+
+    `computed` is the time of its share of the steps, by tokens; of several choices each has what
+    the ones that ended before it left.
+    """
 
     received: float
     first_scheduled: float
     first_token: float
     finished: float
     preemptions: int = 0
+    computed: float = 0.0
 
     def together(self, other: RequestTimings) -> RequestTimings:
         """Of several choices: from the first to come to the last to end. 0.0: it never came."""
@@ -174,6 +179,7 @@ class RequestTimings(msgspec.Struct, frozen=True, array_like=True):
             _earlier(self.first_token, other.first_token),
             max(self.finished, other.finished),
             self.preemptions + other.preemptions,
+            self.computed + other.computed,
         )
 
 

@@ -234,13 +234,7 @@ def _complete(state: State, group: BeamGroup) -> list[Emission]:
     preemptions = group.leader.preemptions
     _release(state, group)
     owner = group.owner
-    timings = RequestTimings(
-        received=owner.received,
-        first_scheduled=group.first_scheduled,
-        first_token=group.first_token,
-        finished=state.clock(),
-        preemptions=preemptions,
-    )
+    now = state.clock()
     prompt_logprobs = tuple(owner.prompt_logprobs) or None
     emissions = []
     for choice in group.open:
@@ -257,7 +251,14 @@ def _complete(state: State, group: BeamGroup) -> list[Emission]:
             finish_reason=found.reason,
             stop_token=found.stop_token,
             cached_tokens=owner.cached_tokens,
-            timings=timings,
+            timings=RequestTimings(
+                received=owner.received,
+                first_scheduled=group.first_scheduled,
+                first_token=group.first_token,
+                finished=now,
+                preemptions=preemptions,
+                computed=owner.take_compute(),
+            ),
         )
         prompt_logprobs = None
         emissions.append(Emission(owner.client, output))

@@ -195,6 +195,7 @@ def finish(
         first_token=seq.first_token or 0.0,
         finished=now,
         preemptions=seq.preemptions,
+        computed=owner.take_compute(),
     )
     output = _output(
         seq, tokens, result, reason=reason, stop_token=stop_token, error=error, timings=timings

@@ -102,6 +102,7 @@ class Scheduler:
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._seconds = {"predicted": 0.0, "measured": 0.0, "last_predicted": 0.0}
         self._last = (0, 0)
+        self._uncounted = 0.0  # seconds of steps that completed no token
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -428,8 +429,14 @@ class Scheduler:
         self._in_flight.popleft()
         self._memory_pressure.succeeded()
         self._state.limits = self._memory_pressure.limits
+        # A chunk whose layers are computed over several steps is counted in the last of them.
+        tokens = sum(in_flight.count + in_flight.drafts for in_flight in step.rows_in_flight)
+        seconds = result.timings.forward + result.timings.sampling
+        of_a_token = (seconds + self._uncounted) / tokens if tokens else 0.0
+        self._uncounted = 0.0 if tokens else self._uncounted + seconds
         emissions = []
         for in_flight, row in zip(step.rows_in_flight, result.rows, strict=True):
+            in_flight.seq.owner.compute_seconds += of_a_token * (in_flight.count + in_flight.drafts)
             emission = commit_row(self._state, in_flight, row)
             if emission is not None:
                 emissions.append(emission)
@@ -439,12 +446,10 @@ class Scheduler:
         for group in list(self._state.groups):
             emissions += self._advance(group)
         self._counts["steps"] += 1
-        # A chunk whose layers are computed over several steps is counted in the last of them.
-        tokens = sum(in_flight.count + in_flight.drafts for in_flight in step.rows_in_flight)
         self._counts["step_tokens"] += tokens
         self._counts["step_rows"] += len(plan.rows)
         self._last = (tokens, len(plan.rows))
-        self._learn(step, result.timings.forward + result.timings.sampling)
+        self._learn(step, seconds)
         return emissions
 
     def _advance(self, group: BeamGroup) -> list[Emission]:

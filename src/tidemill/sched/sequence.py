@@ -54,6 +54,7 @@ class RequestState:
         ready: its constraint is compiled, or it has none; until then all its choices are held.
         cached_tokens: prompt tokens found in the prefix cache at the leader's first admission.
         beams: of a beam search; `choices` are then the sequences of its beams.
+        compute_seconds: time of its share of the steps, since a choice ended last.
     """
 
     client: int
@@ -67,6 +68,12 @@ class RequestState:
     ready: bool = True
     cached_tokens: int | None = None
     beams: BeamGroup | None = None
+    compute_seconds: float = 0.0
+
+    def take_compute(self) -> float:
+        """Its share of the steps' time that no ended choice has been told."""
+        taken, self.compute_seconds = self.compute_seconds, 0.0
+        return taken
 
     @property
     def key(self) -> tuple[int, str]:

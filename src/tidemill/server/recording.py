@@ -150,6 +150,7 @@ class OpenRecord:
         prompt = cached = generated = reasoning = choices = 0
         finish, charged, cost = "", False, None
         times: tuple[int | None, int | None, int | None] = (None, None, None)
+        computed: int | None = None
         if measured is not None and measured.admitted:
             prompt, cached = measured.prompt_tokens, measured.cached_tokens
             generated, reasoning = measured.completion_tokens, measured.reasoning_tokens
@@ -160,14 +161,15 @@ class OpenRecord:
                 cost = sum(prices.cost(one, *tokens) for one, tokens in measured.spent.items())
             if measured.timings is not None:
                 times = _times(measured.timings)
+                computed = _microseconds(measured.timings.computed) or None
         return RequestRecord(
             id=state["request_id"],
             at=int(self._at * 1000),
             duration=_microseconds(monotonic() - self._began),
-            organisation=getattr(principal, "organisation", ""),
-            team=getattr(principal, "team", ""),
+            organisation="" if principal is None else principal.organisation,
+            team="" if principal is None else principal.team,
             key=_key_of(principal),
-            user=getattr(principal, "user", ""),
+            user="" if principal is None else principal.user,
             client="" if principal is None else principal.client_id,
             method=self._method,
             route=self._route,
@@ -190,6 +192,7 @@ class OpenRecord:
             queued=times[0],
             prefill=times[1],
             decode=times[2],
+            computed=computed,
         )
 
 
@@ -205,7 +208,7 @@ def _key_of(principal: Principal | None) -> str:
     if principal is None:
         return ""
     client = principal.client_id
-    return getattr(principal, "key_id", "") or (client if client.startswith("key:") else "")
+    return principal.key_id or (client if client.startswith("key:") else "")
 
 
 def _outcome(measured: Measured | None, problem: Problem | None, status: int) -> Outcome:
