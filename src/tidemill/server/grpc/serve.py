@@ -13,6 +13,13 @@ from tidemill.server.access.limits import Limits
 from tidemill.server.grpc.service import Service
 from tidemill.server.transport.tls import Certificates
 
+MAX_MESSAGE_BYTES = 2**22
+"""Of a request, at most; gRPC's own default. A message is in memory before anything can be counted,
+unlike a body of HTTP."""
+
+MAX_CALLS = 1024
+"""At once; a further one is RESOURCE_EXHAUSTED."""
+
 OVERHEAD_BYTES = 2**16
 """Of a message, beyond the body that it becomes."""
 
@@ -39,19 +46,18 @@ class GrpcServer:
         port: int,
         certificates: Certificates | None = None,
     ) -> None:
-        most = limits.max_body_bytes + OVERHEAD_BYTES
+        most = min(MAX_MESSAGE_BYTES, limits.max_body_bytes + OVERHEAD_BYTES)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),  # a port in use is an error
                 ("grpc.max_receive_message_length", most),
                 ("grpc.max_send_message_length", limits.max_answer_bytes),
                 ("grpc.max_metadata_size", limits.max_head_bytes),
-                ("grpc.max_concurrent_streams", 1024),
                 # Clients ask whether the server is there, as often as they like within reason.
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
-            maximum_concurrent_rpcs=limits.max_connections,
+            maximum_concurrent_rpcs=min(MAX_CALLS, limits.max_connections),
         )
         self._server.add_generic_rpc_handlers((Service(app, limits).handler(),))
         self._host, self._wanted = host, port

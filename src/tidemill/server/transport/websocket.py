@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from tidemill.server.errors import reject
+from tidemill.server.errors import Rejection, reject
 
 PING_SECONDS = 20.0
 """A peer that is silent for so long gets a ping, and is given up if its silence goes on as long."""
@@ -50,6 +50,7 @@ class Code(IntEnum):
     POLICY = 1008
     TOO_LARGE = 1009
     INTERNAL = 1011
+    TRY_LATER = 1013
 
 
 class Violation(Exception):
@@ -100,6 +101,11 @@ class Frames:
                 yield Frame(opcode, payload)
             elif (whole := self._message(opcode, payload, final=final)) is not None:
                 yield whole
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of what is not complete."""
+        return len(self._buffer) + self._size
 
     def _next(self) -> tuple[bool, Opcode, bytes] | None:
         """The next frame: whether it is a message's last, its kind, and its data."""
@@ -216,6 +222,8 @@ class WebSocket:
     Attributes:
         answering: a message is being answered: the connection is not idle.
         lost: set when the peer has left, or the connection has ended.
+        charge: called with the bytes that are held of messages, when that changes; it raises a
+            Rejection where there is no memory for them.
     """
 
     def __init__(
@@ -228,6 +236,7 @@ class WebSocket:
     ) -> None:
         self.answering = False
         self.lost = asyncio.Event()
+        self.charge: Callable[[int], None] = lambda held: None
         self._transport = transport
         self._flow = flow
         self._bound = bound
@@ -253,6 +262,8 @@ class WebSocket:
             return None
         message = self._messages.popleft()
         self._waiting -= len(message)
+        with contextlib.suppress(Rejection):  # less than before was held already
+            self.charge(self._waiting + self._frames.buffered)
         return message
 
     async def send(self, text: bytes) -> None:
@@ -281,6 +292,9 @@ class WebSocket:
                 self._take(found)
                 if self.lost.is_set():
                     return
+            self.charge(self._waiting + self._frames.buffered)
+        except Rejection as rejection:
+            self.close(Code.TRY_LATER, rejection.problem.message)
         except Violation as violation:
             self.close(violation.code, violation.reason)
 

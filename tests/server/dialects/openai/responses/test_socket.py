@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from tidemill.server.access.limits import Limits
 from tidemill.server.dialects.openai.responses import socket as served
 from tidemill.server.transport import websocket
 
@@ -210,3 +211,25 @@ def test_what_is_no_handshake_is_answered_in_http(model: Model, url: str) -> Non
     with pytest.raises(InvalidStatus) as caught:
         connect(url, origin="https://evil.example")  # type: ignore[arg-type]
     assert caught.value.response.status_code == 403
+
+
+def test_messages_are_counted_like_bodies(model: Model, url: str) -> None:
+    with connect(url) as socket:
+        socket.send("x" * 100_000)
+        assert json.loads(socket.recv(timeout=20))["error"]["code"] == "invalid_json"
+    deadline = time.monotonic() + 20
+    while model.context.bodies.total:
+        assert time.monotonic() < deadline, "the memory is not given back"
+        time.sleep(0.02)
+
+
+def test_a_message_for_which_there_is_no_memory_ends_the_connection() -> None:
+    limits = Limits(max_bodies_bytes=50_000)
+    with marked_model(limits=limits) as model:
+        address = str(model.http.base_url).rstrip("/").replace("http", "ws") + "/v1/responses"
+        with connect(address) as socket:
+            socket.send("x" * 100_000)
+            with pytest.raises(ConnectionClosed) as caught:
+                socket.recv(timeout=20)
+        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1013
+        assert not model.context.bodies.total

@@ -26,7 +26,7 @@ async def open_socket(context: ServerContext, request: Request) -> Response:
     """Open a WebSocket: each event `response.create` is answered with the events of a response."""
     from tidemill.server.dialects.openai.responses.socket import connect
 
-    return connect(request)
+    return connect(context, request)
 
 
 async def count_input_tokens(context: ServerContext, request: Request) -> Response:

@@ -18,7 +18,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidemill.base.clock import monotonic
-from tidemill.server.access.auth import principal_of
+from tidemill.server.access.auth import Principal, principal_of
+from tidemill.server.admission.bodies import Bodies, Hold
+from tidemill.server.context import ServerContext
 from tidemill.server.dialects.openai.responses.store import Recent
 from tidemill.server.errors import reject
 from tidemill.server.transport.inner import EventData, ask
@@ -28,6 +30,9 @@ CONNECTION_SECONDS = 3600.0
 """How long a connection may last, as OpenAI's."""
 
 CREATE = "response.create"
+
+UNCOUNTED_BYTES = 2**14
+"""Of messages that arrive or wait."""
 
 _NOT_PASSED = frozenset(
     (
@@ -39,7 +44,7 @@ _NOT_PASSED = frozenset(
 sec-websocket."""
 
 
-def connect(request: Request) -> Response:
+def connect(context: ServerContext, request: Request) -> Response:
     """Make the connection a WebSocket.
 
     Raises:
@@ -49,14 +54,21 @@ def connect(request: Request) -> Response:
     become = request.scope.get("extensions", {}).get("tidemill.websocket")
     if become is None:
         raise reject(426, "WebSockets are not served on this connection; use POST")
-    return _Upgraded(request, become, headers)
+    return _Upgraded(context, request, become, headers)
 
 
 class _Upgraded(Response):
     """A response that is a conversation."""
 
-    def __init__(self, request: Request, become: Any, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self,
+        context: ServerContext,
+        request: Request,
+        become: Any,
+        headers: list[tuple[bytes, bytes]],
+    ) -> None:
         super().__init__()
+        self._context = context
         self._request = request
         self._become = become
         self._accepting = headers
@@ -65,6 +77,8 @@ class _Upgraded(Response):
         """Serve until one side ends it."""
         socket, app = self._become(self._accepting)
         self._request.state.status = 101  # for the log of requests
+        held = _Held(self._context.bodies, principal_of(self._request))
+        socket.charge = held.set
         try:
             await Conversation(socket, app, self._request).run()
         except Exception:
@@ -72,6 +86,34 @@ class _Upgraded(Response):
             raise
         finally:
             socket.close()
+            held.set(0)
+
+
+class _Held:
+    """What a connection holds of the memory for bodies.
+
+    Args:
+        bodies: the bound.
+        principal: whose share it is.
+    """
+
+    def __init__(self, bodies: Bodies, principal: Principal) -> None:
+        self._bodies = bodies
+        self._principal = principal
+        self._hold: Hold | None = None
+
+    def set(self, size: int) -> None:
+        """So many bytes are held now; a short message is not counted.
+
+        Raises:
+            Rejection: 429.
+        """
+        if self._hold is not None and size < self._hold.size:
+            self._hold.close()
+            self._hold = None
+        if size > UNCOUNTED_BYTES:
+            self._hold = self._hold or self._bodies.hold(self._principal)
+            self._hold.need(size)
 
 
 class Conversation:
