@@ -187,6 +187,12 @@ async def prepare(model: Model, request: GenerateRequest, pace: Pace = INLINE) -
             rules = AnswerRules(program=request.program)
         prompts, request, cut = await _sources(model, request, pace)
         sampling = request.sampling
+    if request.texts.no_ends and not rules.program.free:
+        raise bad_request(
+            "ban_eos_token",
+            "ban_eos_token excludes response_format, guided_* and tools that are enforced: their "
+            "outputs end with an end token",
+        )
     names = request.names
     resolved = [
         # A seed in the request applies to every prompt, as in separate requests. Drawn seeds

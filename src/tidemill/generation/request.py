@@ -111,10 +111,13 @@ class TokenTexts:
             whose entries take precedence; of two texts with a token in common the later one does.
         banned: texts that the output must not contain, each as it is tokenized alone and after a
             space.
+        no_ends: none of the model's end tokens is sampled, so that only stops and lengths end the
+            output.
     """
 
     biased: Sequence[tuple[str, float]] = ()
     banned: Sequence[str] = ()
+    no_ends: bool = False
 
 
 NO_TEXTS = TokenTexts()

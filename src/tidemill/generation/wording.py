@@ -30,6 +30,8 @@ async def with_texts(
     # A single token is banned by its logit, and a sequence where its last token would follow.
     sequences = await _banned(model, texts.banned, pace)
     bans = {ids[0]: BANNED for ids in sequences if len(ids) == 1}
+    if texts.no_ends:
+        bans |= dict.fromkeys(model.info.eos_token_ids, BANNED)
     if longer := tuple(ids for ids in sequences if len(ids) > 1):
         values["bad_words_ids"] = (*sampling.bad_words_ids, *longer)
     values["logit_bias"] = {**bias, **sampling.logit_bias, **bans}

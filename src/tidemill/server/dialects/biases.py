@@ -81,3 +81,29 @@ LogitBias = Annotated[
         },
     ),
 ]
+
+
+def bans_of(value: Any) -> dict[int, float]:
+    """Banned tokens: a list of ids, or a text of ids with commas between them, as
+    text-generation-webui has it.
+
+    Raises:
+        InvalidField: it is neither.
+    """
+    ids = value
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        ids = [int(part) if part.isascii() and part.isdigit() else part for part in parts]
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < _INT32 for i in ids):
+        raise wrong_type('expected a list of token ids, or "1, 2, 3"')
+    return dict.fromkeys(ids, _BANNED)
+
+
+def _check_bans(value: Any) -> None:
+    bans_of(value)
+
+
+_IDS = {"type": "array", "items": {"type": "integer"}}
+TokenBans = Annotated[
+    Any, checked(_check_bans, {"anyOf": [_IDS, {"type": "string"}, {"type": "null"}]})
+]

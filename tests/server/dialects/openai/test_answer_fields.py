@@ -221,3 +221,29 @@ def test_more_logprobs_than_the_server_gives_are_refused(http: httpx.Client) -> 
         answer = http.post(path, json=ask)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == name, answer.text
         assert "20" in answer.json()["error"]["message"]
+
+
+def test_bans_of_tokens_by_text_generation_webui_s_names(
+    http: httpx.Client, engine: ScriptedEngine
+) -> None:
+    asked = {"logit_bias": {"7": 5, "8": 1}, "ban_eos_token": True}
+    for name, value in (("custom_token_bans", "5, 7"), ("banned_tokens", [5, 7])):
+        whole(http, TEXT, prompt="x", **asked, **{name: value})
+        bias = {5: -100.0, 7: -100.0, 8: 1.0, EOS: -100.0}
+        assert engine.requests[-1].sampling.logit_bias == bias
+    for wrong in ("5, x", [-1], [1.5], {}):
+        answer = http.post(TEXT, json={"prompt": "x", "custom_token_bans": wrong})
+        assert answer.json()["error"]["param"] == "custom_token_bans"
+    ruled = {"prompt": "x", "ban_eos_token": True, "guided_regex": "a+"}
+    assert http.post(TEXT, json=ruled).json()["error"]["param"] == "ban_eos_token"
+
+
+def test_a_context_of_the_request(http: httpx.Client, engine: ScriptedEngine) -> None:
+    for path, ask, prompt in ((TEXT, {"prompt": "x"}, 2), (CHAT, ASK, 5)):
+        whole(http, path, **ask, num_ctx=20)
+        assert engine.requests[-1].sampling.max_tokens == 20 - prompt
+        for wrong in ({"num_ctx": 257}, {"num_ctx": 0}, {"n_ctx": 257}):
+            error = http.post(path, json={**ask, **wrong}).json()["error"]
+            assert error["param"] == next(iter(wrong))
+        long = http.post(path, json={**ask, "num_ctx": 20, "max_tokens": 19})
+        assert long.json()["error"]["code"] == "context_length_exceeded"

@@ -82,16 +82,16 @@ _TEXT: Fields = {
     ),
     "context_length_exceeded_behavior": Neutral(("error",), feature="truncation of prompts"),
     "add_bos_token": Neutral((True,), feature="prompts without their start tokens"),
-    "ban_eos_token": Neutral((False,), feature="banned end tokens", instead="send ignore_eos"),
     "n_keep": Neutral((0, -1), feature="shifting of the context"),
     "n_discard": Neutral((0,), feature="shifting of the context"),
     "context_shift": Neutral((False,), feature="shifting of the context"),
     "allowed_token_ids": Neutral(([],)),
     "bad_words": Neutral(([],)),
     "bad_words_ids": Neutral(([],)),
-    **dict.fromkeys(
-        ("custom_token_bans", "banned_tokens", "banned_strings"),
-        Neutral(("", []), feature="banned texts by this name", instead="send bad_words"),
+    "custom_token_bans": Neutral(("", [])),
+    "banned_tokens": Alias("custom_token_bans"),
+    "banned_strings": Neutral(
+        ("", []), feature="texts that are banned however they are written", instead="send bad_words"
     ),
     "logits_processors": Neutral(([],), feature="code of clients"),
     "custom_logit_processor": Neutral(("",), feature="code of clients"),
@@ -111,7 +111,6 @@ _TEXT: Fields = {
     "t_max_prompt_ms": Neutral((0, -1), feature="a time for the prompt", instead="send timeout"),
     "guided_decoding_backend": Neutral(("auto",), feature="another library"),
     "guided_whitespace_pattern": Neutral(("",), feature="a pattern of white space"),
-    "grammar_string": Neutral(("",), feature="grammars by this name", instead="send grammar"),
     "grammar_lazy": Neutral((False,), feature="lazy grammars"),
     "grammar_triggers": Neutral(([],), feature="lazy grammars"),
     "preserved_tokens": Neutral(kinds=(list,), feature="it"),
@@ -183,13 +182,6 @@ _BOOKKEEPING: Fields = {
     "prompt_lookup_num_tokens": Neutral((0,), feature="prompt lookup"),
     "draft_model": Neutral(feature="a choice of draft models"),
     "ttl": Alias("keep_alive"),
-    **dict.fromkeys(
-        ("num_ctx", "n_ctx"),
-        Neutral(
-            feature="a context length per request",
-            instead="the server's is set at its start (--max-model-len)",
-        ),
-    ),
     "options": Neutral(({},), feature="options", instead="put its members into the body itself"),
 }
 _HOSTED: Fields = {
@@ -216,6 +208,8 @@ _ALIASES: Fields = {
     "stopping_strings": Alias("stop"),
     "stop_sequences": Alias("stop"),
     "regex": Alias("guided_regex"),
+    "grammar_string": Alias("grammar", {"": None}),
+    "n_ctx": Alias("num_ctx"),
     "ebnf": Alias("guided_grammar"),
     "rep_pen": Alias("repetition_penalty"),
     "no_stop_trim": Alias("include_stop_str_in_output"),
@@ -334,6 +328,10 @@ TOKENIZE: Fields = {
 }
 
 VECTORS: Fields = {
+    **dict.fromkeys(
+        ("num_ctx", "n_ctx"),
+        Neutral(feature="a context length by this name", instead="send truncate_prompt_tokens"),
+    ),
     **_BOOKKEEPING,
     # NONE, START and END: Cohere's and NVIDIA's.
     "truncate": Neutral(("NONE",)),

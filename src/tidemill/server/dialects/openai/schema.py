@@ -13,7 +13,7 @@ from msgspec import Meta
 from msgspec.structs import asdict
 
 from tidemill.generation.request import Cut
-from tidemill.server.dialects.biases import LogitBias
+from tidemill.server.dialects.biases import LogitBias, TokenBans
 from tidemill.server.dialects.fields import Fields
 from tidemill.server.dialects.id_lists import Ids
 from tidemill.server.dialects.keep_alive import KeepAlive
@@ -224,6 +224,9 @@ class Generation(SamplingFields, kw_only=True):
         use_beam_search: beam search with `beam_width`, else `best_of`, else `n` beams, as in vLLM.
         bad_words: texts that the output must not contain, as they are tokenized alone and after a
             space.
+        custom_token_bans: ids that are not sampled, as text-generation-webui has them.
+        ban_eos_token: the model's end tokens are not sampled.
+        num_ctx: tokens of prompt and output together, up to what the model is served with.
         truncate_prompt_tokens: only the last so many tokens of each prompt are used; -1: as many as
             fit. The answer names the prompts that were cut in `truncated`.
         truncation_length: the same for prompt and `max_tokens` together, as text-generation-webui
@@ -248,6 +251,9 @@ class Generation(SamplingFields, kw_only=True):
     prompt_logprobs: int | None = None
     logit_bias: LogitBias = None
     bad_words: list[str] | None = None
+    custom_token_bans: TokenBans = None
+    ban_eos_token: bool | None = None
+    num_ctx: int | None = None
     use_beam_search: bool | None = None
     truncate_prompt_tokens: Annotated[int, checked(_check_truncation)] | None = None
     truncation_length: Annotated[int, checked(_check_positive)] | None = None

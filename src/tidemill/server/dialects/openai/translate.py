@@ -15,7 +15,7 @@ from tidemill.generation.prepare import rendered
 from tidemill.generation.request import Cut, Gap, GenerateRequest, Names, Source, TokenTexts
 from tidemill.server.access.caller import caller_of
 from tidemill.server.access.limits import Limits
-from tidemill.server.dialects.biases import biases_of
+from tidemill.server.dialects.biases import bans_of, biases_of
 from tidemill.server.dialects.body import parse_body
 from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.sampling_fields import SAMPLING_FIELDS, sampling_values
@@ -56,7 +56,7 @@ def chat_request(body: schema.ChatRequest, caller: Caller, arrival: float) -> Ge
         add_special=body.add_special_tokens,
         caller=caller,
         arrival=arrival,
-        names=Names("messages", max_tokens_param),
+        names=Names("messages", max_tokens_param, "num_ctx"),
         prediction=_predicted(body.prediction),
         **prompt_fields(body),
     )
@@ -90,6 +90,7 @@ def completion_request(
         add_special=body.add_special_tokens,
         caller=caller,
         arrival=arrival,
+        names=Names(context="num_ctx"),
         **prompt_fields(body),
     )
 
@@ -110,7 +111,8 @@ def prompt_fields(body: schema.Generation) -> dict[str, Any]:
     """Members of a `GenerateRequest` that all bodies of a generation give alike."""
     _, biased = biases_of(body.logit_bias or {})
     return {
-        "texts": TokenTexts(biased, tuple(body.bad_words or ())),
+        "texts": TokenTexts(biased, tuple(body.bad_words or ()), bool(body.ban_eos_token)),
+        "context": body.num_ctx,
         "keep_last": _keep_last(body),
         "cut": Cut.END if body.truncation_side == "right" else Cut.START,
         "speculation": body.speculation,
@@ -192,7 +194,8 @@ def sampling_of(
     stop = request.stop or ()
     values["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
     values["stop_token_ids"] = tuple(request.stop_token_ids or ())
-    values["logit_bias"], _ = biases_of(request.logit_bias or {})
+    bias, _ = biases_of(request.logit_bias or {})
+    values["logit_bias"] = bias | bans_of(request.custom_token_bans or [])
     return SamplingParams(
         **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs
     )

@@ -85,6 +85,8 @@ def _beyond(asked: GenerateRequest) -> Iterator[str]:
         yield "add_special_tokens"
     if asked.texts.biased:
         yield "logit_bias"
+    if asked.texts.no_ends:
+        yield "ban_eos_token"
     if asked.texts.banned:
         yield "bad_words"
     if asked.adapter is not None:

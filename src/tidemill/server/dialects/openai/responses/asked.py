@@ -99,7 +99,7 @@ class Asked:
             drop_oldest=body.truncation == "auto",
             caller=caller,
             arrival=arrival,
-            names=Names("input", "max_tokens"),
+            names=Names("input", "max_tokens", "num_ctx"),
             **prompt_fields(body),
         )
 
