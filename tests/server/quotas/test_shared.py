@@ -237,6 +237,19 @@ async def test_limits_are_spent_without_the_database_for_a_configured_time(
     await server.treasury.close()
 
 
+async def test_an_outage_is_no_busy_loop(database: Database) -> None:
+    server = Server(database, {"tokens_per_day": 64_000, "soft_tokens_per_day": 10})
+    await server.reserve()
+    server.bank.fail = "before"
+    await server.reserve()
+    draws = server.bank.draws
+    for meter in server.meters:
+        meter.want(10**6)
+    await asyncio.sleep(0.5)
+    assert 1 <= server.bank.draws - draws <= 11
+    await server.kill()
+
+
 async def test_rates_go_on_through_an_outage_and_are_owed_afterwards(database: Database) -> None:
     server = Server(database, {"tpm": 6000})
     await server.reserve()

@@ -102,6 +102,7 @@ class Treasury:
         self._subjects: dict[Leased, Subject] = {}
         self._touched: dict[Leased, None] = {}
         self._wake = asyncio.Event()
+        self._returned = asyncio.Event()
         self._round: asyncio.Future[None] | None = None
         self._servers = 1
         self._renewed = 0.0
@@ -164,7 +165,9 @@ class Treasury:
 
     async def _run(self) -> None:
         while True:
-            if not any(meter.waits for meter in self._touched):
+            if not self.answers:
+                await self._back_off()
+            elif not any(meter.waits for meter in self._touched):
                 await self._pause()
             try:
                 await self._one_round()
@@ -185,6 +188,15 @@ class Treasury:
                     await self._wake.wait()
             except TimeoutError:
                 return
+
+    async def _back_off(self) -> None:
+        """Until the store answers again as far as is known, or a second has passed."""
+        self._returned.clear()
+        try:
+            async with asyncio.timeout(ROUND_SECONDS):
+                await self._returned.wait()
+        except TimeoutError:
+            pass
 
     async def _one_round(self) -> None:
         now = self._clock()
@@ -244,6 +256,7 @@ class Treasury:
     def retry(self) -> None:
         """The store answers again: ask it at once."""
         self._failed = 0.0
+        self._returned.set()
         self._wake.set()
 
     def _say(self, error: TidemillError | None) -> None:
