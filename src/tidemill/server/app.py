@@ -18,7 +18,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.server.access.auth import AuthMiddleware, principal_of, require
 from tidemill.server.access.keys import Role
 from tidemill.server.access.security import Security
-from tidemill.server.admin import health, rollouts
+from tidemill.server.admin import health, identity, rollouts
 from tidemill.server.admin import models as admin_models
 from tidemill.server.admin import quotas as admin_quotas
 from tidemill.server.admin import usage as admin_usage
@@ -43,6 +43,16 @@ from tidemill.telemetry.record import Operation
 DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC, TGI, OLLAMA, KSERVE, LLAMACPP, COHERE, TEI)
 """The APIs that are served. To add one: its package, and an entry here. The first one's error shape
 is used where a path belongs to none."""
+
+OPERATORS: tuple[Endpoint, ...] = (
+    *health.ENDPOINTS,
+    *admin_models.ENDPOINTS,
+    *rollouts.ENDPOINTS,
+    *identity.ENDPOINTS,
+    *admin_quotas.ENDPOINTS,
+    *admin_usage.ENDPOINTS,
+)
+"""Routes that belong to no dialect."""
 
 
 def make_http_server(
@@ -81,11 +91,7 @@ def build_app(
 
     endpoints = (
         *(endpoint for dialect in dialects for endpoint in dialect.endpoints),
-        *health.ENDPOINTS,
-        *admin_models.ENDPOINTS,
-        *rollouts.ENDPOINTS,
-        *admin_quotas.ENDPOINTS,
-        *admin_usage.ENDPOINTS,
+        *OPERATORS,
         Endpoint("GET", "/openapi.json", openapi),
     )
     document = cache(lambda: document_of(context.version, endpoints, dialects))

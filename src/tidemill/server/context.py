@@ -46,6 +46,7 @@ class ServerContext:
         manager: changes which models there are; None: they stay.
         storage: the database; None: `--database none`.
         keys: who may call.
+        home: ``TIDEMILL_HOME``, where the server's secret is; None: there is no database.
         cipher: of what clients say and are answered, where the database keeps it; None: it does
             not.
         app: the application, for requests that the server makes itself.
@@ -68,6 +69,7 @@ class ServerContext:
     recorder: Recorder | None = None
     storage: Storage | None = None
     keys: KeyStore = field(default_factory=NoKeys)
+    home: Path | None = None
     quotas: Gate | None = None
     cipher: Cipher | None = None
     app: ASGIApp | None = None

@@ -220,6 +220,7 @@ class _Assembly:
                 host=ModelHost(budget=options.memory),
                 state_folder=options.state_folder,
                 keys=options.security.keys,
+                home=options.home,
                 resumable=options.resumable_streams,
             )
             if options.database is not None:
