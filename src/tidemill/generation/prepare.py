@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tidemill.base.errors import bad_request, unsupported
-from tidemill.contract.beams import longest_beam
 from tidemill.contract.program import FreeText, OutputProgram, StopStrings
 from tidemill.contract.request import EngineRequest, Pooling
 from tidemill.contract.resolve import ContextLengthError, check_prompt, resolve
@@ -318,6 +317,8 @@ def _bounded(
     if own is not None and not request.scored:
         check_own(sampling, own, request)
     if most is None and sampling.beam_search:
+        from tidemill.contract.beams import longest_beam  # few requests need it
+
         info = model.info
         shared = prompt if info.recurrent_sequences is None else 0
         longest = longest_beam(info.block_size, info.num_blocks, sampling.beam_width, shared)

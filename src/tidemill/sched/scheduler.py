@@ -32,7 +32,6 @@ from tidemill.contract.sampling import MAX_CHOICES
 from tidemill.contract.wire import EngineStats
 from tidemill.memory.lease import KVMemory
 from tidemill.memory.prefix import root_digest
-from tidemill.sched import beams
 from tidemill.sched.commit import append_token, commit_row, finish, finish_reason_of
 from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
@@ -215,6 +214,8 @@ class Scheduler:
                 f"exceeds the context of {self.max_len} tokens; shorten the prompt",
             )
         if sampling.beam_search:
+            from tidemill.sched import beams  # few requests need it
+
             longest = len(prompt) + (sampling.max_tokens or self.max_len)
             if why := beams.too_large(self._state, request, min(self.max_len, longest)):
                 raise bad_request("beam_width", why)
@@ -284,6 +285,8 @@ class Scheduler:
             )
         self._receipts += 1
         if searched:
+            from tidemill.sched import beams  # few requests need it
+
             beams.open_group(self._state, owner)
         if request.program.free:
             self._enqueue(owner)
@@ -369,6 +372,8 @@ class Scheduler:
         if owner is None:
             return []
         if owner.beams is not None:
+            from tidemill.sched import beams  # few requests need it
+
             emissions = beams.end(self._state, owner.beams, reason, choice=choice, error=error)
             self._forget_if_done(owner)
             return emissions
@@ -443,8 +448,9 @@ class Scheduler:
                 self._counts["generated"] += len(emission.output.token_ids)
                 if emission.output.finish_reason is not None:
                     self._forget_if_done(in_flight.seq.owner)
-        for group in list(self._state.groups):
-            emissions += self._advance(group)
+        if self._state.groups:
+            for group in list(self._state.groups):
+                emissions += self._advance(group)
         self._counts["steps"] += 1
         self._counts["step_tokens"] += tokens
         self._counts["step_rows"] += len(plan.rows)
@@ -453,6 +459,8 @@ class Scheduler:
         return emissions
 
     def _advance(self, group: BeamGroup) -> list[Emission]:
+        from tidemill.sched import beams
+
         emissions = beams.advance(self._state, group)
         self._counts["generated"] += sum(len(e.output.token_ids) for e in emissions)
         self._forget_if_done(group.owner)

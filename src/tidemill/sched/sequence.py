@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tidemill.contract.plan import RowResult
 from tidemill.contract.request import (
     TRANSITIONS,
     ChoiceOutput,
@@ -17,8 +16,11 @@ from tidemill.contract.request import (
 )
 from tidemill.memory.lease import Lease
 from tidemill.memory.prefix import BlockKey, Media, block_key, media_within
-from tidemill.sched.beam_search import BeamSearch, Hypothesis
 from tidemill.sched.constraint import Constraint
+
+if TYPE_CHECKING:
+    from tidemill.contract.plan import RowResult
+    from tidemill.sched.beam_search import BeamSearch, Hypothesis
 
 OrderKey = tuple[int, float, int, int]
 

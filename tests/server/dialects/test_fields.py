@@ -140,6 +140,7 @@ SAMPLES: dict[str, list[Any]] = {
     "truncation_side": ["left", "right"],
     "temperature": [0, 0.5],
     "beam_width": [2, 3],
+    "n": [2, 3],
     "logprobs": [1, 2],
     "typical_p": [0.5, 1],
     "top_n_sigma": [1, 2.5],

@@ -33,7 +33,7 @@ def complete(http: httpx.Client, **body: Any) -> httpx.Response:
         ({"use_beam_search": True, "best_of": 5, "n": 2}, 5, 2),
         ({"use_beam_search": True, "best_of": 5, "temperature": 0}, 5, 1),
         ({"beam_width": 3}, 3, 1),
-        ({"num_beams": 3, "n": 2}, 3, 2),
+        ({"num_beams": 3, "num_return_sequences": 2}, 3, 2),
         ({"num_beams": 1, "n": 2}, 1, 2),
         ({"use_beam_search": False, "n": 2}, 1, 2),
     ],

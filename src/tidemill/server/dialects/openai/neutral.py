@@ -59,6 +59,7 @@ _SAMPLERS: Fields = {
         feature="another order of samplers",
     ),
     "num_beams": Alias("beam_width"),
+    "num_return_sequences": Alias("n"),
     "num_beam_groups": Neutral((1,), feature="diverse beam search"),
     "diversity_penalty": Neutral((0,), feature="diverse beam search"),
     "penalty_alpha": Neutral((0,), feature="contrastive search"),
