@@ -119,6 +119,10 @@ def test_speculation_and_a_killed_engine(server: RealServer, alone: list[Answer]
          "response_format": shape}
         for i in range(3)
     ]  # fmt: skip
+    requests += [
+        {"prompt": repeat, "max_tokens": 120, "temperature": 0, "stop": ["lt ti", "oat ro"]},
+        {"prompt": repeat, "max_tokens": 90, "temperature": 0.7, "seed": 1, "stop": " grain b"},
+    ]
     expected = _all(server, requests, 1)
     assert server.stats()["drafted_tokens"] == 0
     with RealServer("--speculate", "lookup", "--threads", "1", "--kv-memory", "64MiB") as other:

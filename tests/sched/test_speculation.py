@@ -162,6 +162,19 @@ def test_a_stream_that_may_have_drafts_is_not_launched_ahead() -> None:
     assert ahead > 3 and machine.tokens("a") == expected_tokens(PROMPT, 60, VOCAB)
 
 
+def test_drafts_take_no_longer_than_a_prompt_beside_streams_may() -> None:
+    for seconds, least, most in ((0.001, 15, 16), (0.01, 4, 8), (0.05, 0, 1)):
+        machine = speculating(num_blocks=200)
+        # Streams alone take 0.04 s and more, so the step may take 0.12 s or half as much again.
+        machine.backend.cost = lambda x, each=seconds: 0.03 + each * len(x.token_ids)
+        machine.submit(request("a", PROMPT, 150))
+        machine.run()
+        assert machine.tokens("a") == expected_tokens(PROMPT, 150, VOCAB)
+        rows = [row for plan in machine.plans for row in plan.rows]
+        drafts = [len(row.draft_token_ids) for row in rows[-4:-1]]
+        assert least <= max(drafts) <= most, (seconds, drafts)
+
+
 class Script:
     """Allows tokens until one of a number, which it forbids; forces some after others."""
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from tidemill.base.errors import TidemillError
 from tidemill.contract.plan import RowResult
 from tidemill.sched.constraint import Constraint
+from tidemill.sched.cost import Load
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
+from tidemill.sched.policy import step_seconds
 from tidemill.sched.sequence import Sequence
 from tidemill.sched.state import State
 
@@ -22,11 +24,23 @@ DRAFT_SHARE = 2
 
 
 def set_draft_budget(state: State, builder: PlanBuilder, streams: list[Sequence]) -> None:
-    """Bound the drafts of a step that plans these streams: each gets its known tokens first, and
-    prompts get a share of what is left."""
-    if state.speculates and any(seq.drafts for seq in streams):
-        left = builder.budget - sum(seq.remaining for seq in streams)
-        builder.drafts = max(0, left // DRAFT_SHARE)
+    """Bound the drafts of a step that plans these streams.
+
+    Each stream gets its known tokens first, and prompts get a share of what is left. Other streams
+    wait for the step: it takes no longer than one with a prompt's chunk beside them may.
+    """
+    if not (state.speculates and any(seq.drafts for seq in streams)):
+        return
+    most = (builder.budget - sum(seq.remaining for seq in streams)) // DRAFT_SHARE
+    cost, load = state.cost, Load()
+    for seq in streams:
+        load.add(seq.planned, seq.remaining)
+    if cost.ready and most > 0:
+        seconds = step_seconds(
+            state.limits, cost.bound(load), urgent=False, competing=False, brief=False
+        )
+        most = cost.longest_chunk(load, int(load.reach) // len(streams), most, seconds)
+    builder.drafts = max(0, most)
 
 
 def drafts_of(
