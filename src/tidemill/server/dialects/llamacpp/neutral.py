@@ -32,6 +32,9 @@ GENERATION: Fields = {
     "speculative.n_min": Neutral(kinds=(int,), feature="values that are no integers"),
     "speculative.p_min": Neutral(kinds=(float,), feature="values that are no numbers"),
     "n": Alias("n_cmpl"),
+    # A continued prompt is not parsed: all of the output is its text.
+    "reasoning_format": Neutral(kinds=(str,), feature="values that are no strings"),
+    "verbose": Neutral((False,), feature="the server's own view of a request"),
     "backend_sampling": Neutral(kinds=(bool,), feature="values that are no booleans"),
     "sse_ping_interval": Neutral(kinds=(int,), feature="values that are no integers"),
     "post_sampling_probs": Neutral((False,), feature="probabilities behind the filters"),

@@ -49,7 +49,7 @@ _SAMPLERS: Fields = {
     "sampler_priority": Neutral(feature="another order of samplers"),
     "sampler_order": Neutral(feature="another order of samplers"),
     "penalty_last_n": Alias("repeat_last_n"),
-    "repetition_penalty_range": Alias("repeat_last_n", {0: -1}),
+    **dict.fromkeys(("repetition_penalty_range", "rep_pen_range"), Alias("repeat_last_n", {0: -1})),
     "penalize_nl": Neutral((True,), feature="penalties that spare line ends"),
     "encoder_repetition_penalty": Neutral((1,), feature="an encoder's penalty"),
     "samplers": Neutral(
@@ -67,6 +67,8 @@ _SAMPLERS: Fields = {
     "negative_prompt": Neutral(("",), feature="classifier-free guidance"),
     **dict.fromkeys(("watermark", "watermarking"), Neutral((False,), feature="watermarks")),
     "repetition_decay": Neutral((0,), feature="penalties that fade"),
+    "adaptive_target": Neutral((0, -1, -0.01), feature="adaptive sampling"),
+    "adaptive_decay": Neutral(kinds=(float,), feature="adaptive sampling"),
 }
 # Processing of text and tokens, with the values that this server implements.
 _TEXT: Fields = {
@@ -153,7 +155,13 @@ _BOOKKEEPING: Fields = {
     ),
     "prompt_cache_retention": _IDENTITY,
     "prompt_cache_options": Neutral(kinds=(dict,), feature="values that are no objects"),
-    "cache_prompt": Neutral((True,), feature="prompts without caching", instead="send cache_salt"),
+    # A cached prefix gives the same answer, bit for bit.
+    "cache_prompt": Neutral(kinds=(bool,), feature="values that are no booleans"),
+    **dict.fromkeys(
+        ("speculative.n_max", "speculative.n_min", "speculative.p_min"),
+        Neutral(kinds=(float,), feature="values that are no numbers"),
+    ),
+    **dict.fromkeys(("api_type", "api_server"), _IDENTITY),
     "id_slot": Neutral((-1,), feature="a choice of slots"),
     "slot_id": Neutral((-1,), feature="a choice of slots"),
     # What decides where and in how many chunks something is computed and sent, and who counts it.
@@ -314,6 +322,7 @@ COMPLETION: Fields = {
         Neutral(feature="thinking here", instead=_CHAT),
     ),
     "think": Neutral((False,), feature="thinking here", instead=_CHAT),
+    "include_reasoning": Neutral((True,), feature="thinking here", instead=_CHAT),
     "messages": Neutral(feature="conversations here", instead=_CHAT),
     "inputs": Neutral(feature="prompts by this name", instead="send prompt"),
     "parameters": Neutral(
