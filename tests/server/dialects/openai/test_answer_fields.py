@@ -240,7 +240,8 @@ def test_bans_of_tokens_by_text_generation_webui_s_names(
 
 def test_a_context_of_the_request(http: httpx.Client, engine: ScriptedEngine) -> None:
     for path, ask, prompt in ((TEXT, {"prompt": "x"}, 2), (CHAT, ASK, 5)):
-        whole(http, path, **ask, num_ctx=20)
+        answer = whole(http, path, **ask, num_ctx=20, include_effective=True)
+        assert answer["tidemill"]["context_length"] == 20
         assert engine.requests[-1].sampling.max_tokens == 20 - prompt
         for wrong in ({"num_ctx": 257}, {"num_ctx": 0}, {"n_ctx": 257}):
             error = http.post(path, json={**ask, **wrong}).json()["error"]

@@ -30,7 +30,7 @@ def effective(model: ServedModel, generation: Generation) -> dict[str, Any]:
     return {
         "sampling": sampling,
         "from_model_defaults": [n for n in from_model if getattr(asked, n) is None],
-        "context_length": info.max_model_len,
+        "context_length": prepared.request.context or info.max_model_len,
         "prompt_tokens": generation.prompt_tokens,
         "cached_tokens": generation.cached_tokens,
         "prefix_caching": info.prefix_caching,
