@@ -26,6 +26,7 @@ from tidemill.store.spool import SEGMENT_BYTES, Spool, take_spool
 from tidemill.store.tables.audit import AUDIT_ROWS
 from tidemill.store.tables.usage import USAGE_HOURS, USAGE_LOST, USAGE_REFUSALS
 from tidemill.store.unavailable import DatabaseUnavailable
+from tidemill.store.verify import verify
 from tidemill.telemetry.record import Operation, Outcome, RequestRecord
 
 HOUR = 3600
@@ -327,6 +328,26 @@ async def test_a_server_of_the_database_that_stops_and_comes_back(
         expected = Counter(f"req-{n}" for n in range(1, number + 1))
         assert Counter(row["subject"] for row in audited) == expected
         await database.close()
+
+
+async def test_servers_count_into_the_same_rows_at_once(
+    location: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH", 10)
+    servers = []
+    for number in range(3):
+        spool = take_spool(tmp_path / "spool")
+        append(spool, *(record(n, key=f"k{(n * 7 + number) % 5}") for n in range(100)))
+        servers.append((await opened(location), spool))
+    await asyncio.gather(*(write_spool(database, spool) for database, spool in servers))
+    database = servers[0][0]
+    found = await database.read(rows(USAGE_HOURS))
+    assert [row["requests"] for row in found] == [60] * 5
+    reports = await database.read(lambda c: list(verify(c, None)))
+    assert [report.rows for report in reports] == [3, 100, 100, 100]
+    for opened_database, spool in servers:
+        spool.close()
+        await opened_database.close()
 
 
 async def test_refusals_of_a_kind_are_one_record_a_flush(

@@ -24,6 +24,12 @@ READERS = frozenset({Role.ADMIN, Role.AUDITOR, Role.MANAGER, Role.USER})
 """Who may read usage: administrators and auditors all, managers their team's, users their key's."""
 
 
+def check_sees_all(principal: Principal) -> None:
+    """Raise a 403 unless the client may see everybody's usage."""
+    if principal.role not in (Role.ADMIN, Role.AUDITOR):
+        raise reject(403, f"{principal.name!r} may not see this usage")
+
+
 def narrowed(query: Query, principal: Principal) -> Query:
     """What of a query a client may see.
 

@@ -62,6 +62,12 @@ def test_a_report_is_of_what_was_answered_just_now(url: str) -> None:
     assert get(url, "/admin/usage", until="1d")["rows"] == []
 
 
+def test_what_waits_and_what_was_lost_is_exported(url: str) -> None:
+    lines = httpx.get(url + "/metrics").text.splitlines()
+    assert "tidemill_usage_records_lost_total 0.0" in lines
+    assert any(line.startswith("tidemill_usage_records_waiting ") for line in lines)
+
+
 def test_csv(url: str) -> None:
     response = httpx.get(url + "/admin/usage", params={"by": "model", "format": "csv"})
     assert response.headers["content-type"].startswith("text/csv")

@@ -7,13 +7,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.base.errors import bad_request
+from tidemill.base.errors import TidemillError, bad_request
 from tidemill.contract.prices import Prices
 from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import Endpoint
 from tidemill.server.transport.pieces import json_response
-from tidemill.server.usage import READERS, narrowed, read
+from tidemill.server.usage import READERS, check_sees_all, narrowed, read
 
 MAX_ROWS = 10_000
 """Of a report over HTTP; `tidemill usage` gives longer ones."""
@@ -52,11 +52,15 @@ async def usage(context: ServerContext, request: Request) -> Response:
     def report(connection: Any) -> Any:
         import msgspec
 
-        ids = {
-            field: ids_named(connection, name, given.getlist(name))
-            for name, field in _OWNERS
-            if given.getlist(name)
-        }
+        try:
+            ids = {
+                field: ids_named(connection, name, given.getlist(name))
+                for name, field in _OWNERS
+                if given.getlist(name)
+            }
+        except TidemillError:
+            check_sees_all(principal)  # nor does anybody else learn which names there are
+            raise
         asked = narrowed(msgspec.structs.replace(query, **ids), principal)
         return rows_of(connection, asked, MAX_ROWS), lost(connection, asked.since, asked.until)
 
