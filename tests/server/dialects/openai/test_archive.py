@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from tidemill.metrics.database import DatabaseMetrics
 from tidemill.server.access.limits import Limits
+from tidemill.server.context import ServerContext
+from tidemill.server.dialects.openai.responses.service import service_of
 from tidemill.server.storage import Storage
 from tidemill.store.cipher import Cipher, Undecipherable
 from tidemill.store.location import Location, location_of
@@ -31,7 +33,17 @@ def server(location: Location, secret: bytes = SECRET, **limits: int) -> Iterato
     with serving(context) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         yield client
-        time.sleep(0.5)  # what is written behind
+        written(context)
+
+
+def written(context: ServerContext) -> None:
+    """Wait until what is written behind is written."""
+    archive = service_of(context).archive
+    assert archive is not None
+    ends = time.monotonic() + 30
+    while archive.behind:
+        assert time.monotonic() < ends
+        time.sleep(0.02)
 
 
 def place(tmp_path: Path) -> Location:
@@ -93,7 +105,7 @@ def test_what_memory_forgets_is_read_again(tmp_path: Path) -> None:
                 client.responses.create(model="", input=f"{i} " + "x" * 100, max_output_tokens=4)
             )
             time.sleep(0.1)
-        time.sleep(0.5)
+        time.sleep(1.0)
         for one in made:
             assert client.responses.retrieve(one.id).output_text == one.output_text
 

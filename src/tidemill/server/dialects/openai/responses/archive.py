@@ -56,6 +56,12 @@ class Archive:
         self._known: dict[str, dict[str, int]] = {}  # conversation -> its archived items' numbers
         self._task: asyncio.Task[None] | None = None
         self._lost = 0
+        self._writing = 0
+
+    @property
+    def behind(self) -> int:
+        """Entries that are not written yet."""
+        return len(self._waiting) + len(self._removed) + self._writing
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -83,7 +89,11 @@ class Archive:
     async def _write(self) -> None:
         while self._waiting or self._removed:
             await asyncio.sleep(BEHIND_SECONDS)
-            await self.write_now()
+            self._writing = 1
+            try:
+                await self.write_now()
+            finally:
+                self._writing = 0
 
     async def write_now(self, patience: float = float("inf")) -> None:
         """Write what waits."""

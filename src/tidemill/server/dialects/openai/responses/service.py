@@ -109,10 +109,11 @@ class Service:
 
     Attributes:
         store: what is kept.
+        archive: where it is kept as well; None: nowhere.
     """
 
     def __init__(self, context: ServerContext) -> None:
-        self._archive: Archive | None = None
+        self.archive: Archive | None = None
         self.store: Store = self._make_store(context)
         self._log_bytes = context.limits.max_stored_bytes // 8
         self._runs: dict[str, Run] = {}
@@ -123,9 +124,9 @@ class Service:
             return MemoryStore(bound)
         from tidemill.server.dialects.openai.responses.archive import Archive, ArchivedStore
 
-        self._archive = Archive(storage.opened, context.cipher)
-        storage.on_close.append(self._archive.close)
-        return ArchivedStore(bound, self._archive)
+        self.archive = Archive(storage.opened, context.cipher)
+        storage.on_close.append(self.archive.close)
+        return ArchivedStore(bound, self.archive)
 
     async def recall(self, owner: str, *identities: object) -> None:
         """Bring responses and conversations of an owner back from the archive, where memory does
@@ -134,7 +135,7 @@ class Service:
         Raises:
             DatabaseUnavailable: the database does not answer.
         """
-        if self._archive is None:
+        if self.archive is None:
             return
         store = self.store
         for identity in identities:
@@ -142,7 +143,7 @@ class Service:
                 continue
             if store.response(owner, identity) or store.conversation(owner, identity):
                 continue
-            entry = await self._archive.load(owner, identity)
+            entry = await self.archive.load(owner, identity)
             if entry is not None:
                 store.restore(entry)
 
