@@ -255,10 +255,9 @@ void bind_executor(nb::module_& m) {
       .def("close", &Executor::close, nb::call_guard<nb::gil_scoped_release>());
 }
 
-// Samples rows of logits without a model: what a step does after the output layer. Also mirostat's
-// states after it, `mu` before it.
-nb::tuple sample_rows(const Floats& logits, nb::handle sampling, const std::vector<nb::object>& masks,
-                      const std::vector<float>& mu) {
+// Samples rows of logits without a model: what a step does after the output layer.
+std::vector<int32_t> sample_rows(const Floats& logits, nb::handle sampling,
+                                 const std::vector<nb::object>& masks) {
   const SamplingInput in = read_sampling(sampling);
   const auto rows = static_cast<int64_t>(logits.shape(0));
   const auto vocab = static_cast<int64_t>(logits.shape(1));
@@ -266,7 +265,6 @@ nb::tuple sample_rows(const Floats& logits, nb::handle sampling, const std::vect
   Sampler sampler(vocab);
   std::vector<float> work(static_cast<size_t>(vocab));
   std::vector<int32_t> tokens;
-  std::vector<float> states;
   for (int64_t s = 0; s < rows; ++s) {
     std::memcpy(work.data(), logits.data() + s * vocab, work.size() * sizeof(float));
     SampleRow row{s};
@@ -275,11 +273,9 @@ nb::tuple sample_rows(const Floats& logits, nb::handle sampling, const std::vect
       bits = nb::cast<Bytes>(masks[static_cast<size_t>(s)]);
       row.mask = bits.data();
     }
-    if (!mu.empty()) row.mu = mu[static_cast<size_t>(s)];
     tokens.push_back(sampler.sample(in, row, work.data()));
-    states.push_back(sampler.mu());
   }
-  return nb::make_tuple(tokens, states);
+  return tokens;
 }
 
 }  // namespace
@@ -291,25 +287,19 @@ NB_MODULE(_core, m) {
   bind_config(m);
   bind_executor(m);
   m.attr("PANEL_ROWS") = kPanel;
-  m.def("sample_rows", [](const Floats& logits, nb::handle sampling,
-                          const std::vector<nb::object>& masks) {
-    return nb::object(sample_rows(logits, sampling, masks, {})[0]);
-  }, "logits"_a, "sampling"_a, "masks"_a);
+  m.def("sample_rows", &sample_rows, "logits"_a, "sampling"_a, "masks"_a);
   // The tokens that each row would be drawn from, of logits without masks.
-  m.def("drawn_from", [](const Floats& logits, nb::handle sampling, const std::vector<float>& mu) {
+  m.def("drawn_from", [](const Floats& logits, nb::handle sampling) {
     const SamplingInput in = read_sampling(sampling);
     const auto vocab = static_cast<int64_t>(logits.shape(1));
     Sampler sampler(vocab);
     std::vector<std::vector<int32_t>> rows;
     for (int64_t s = 0; s < in.rows(); ++s) {
       std::vector<float> work(logits.data() + s * vocab, logits.data() + (s + 1) * vocab);
-      SampleRow row{s};
-      if (!mu.empty()) row.mu = mu[static_cast<size_t>(s)];
-      rows.push_back(sampler.drawn_from(in, row, work.data()));
+      rows.push_back(sampler.drawn_from(in, {s}, work.data()));
     }
     return rows;
-  }, "logits"_a, "sampling"_a, "mu"_a);
-  m.def("sample_rows_mu", &sample_rows, "logits"_a, "sampling"_a, "masks"_a, "mu"_a);
+  }, "logits"_a, "sampling"_a);
   m.def("uniform", [](uint64_t seed, uint32_t choice, uint32_t position, uint32_t draw) {
     return uniform({seed, choice, position}, static_cast<Draw>(draw));
   });

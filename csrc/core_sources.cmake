@@ -31,7 +31,6 @@ set(TIDEMILL_CORE_SOURCES
   sample/filters.cpp
   sample/history.cpp
   sample/logprobs.cpp
-  sample/mirostat.cpp
   sample/race.cpp
   sample/sampler.cpp
   step/check.cpp

@@ -22,8 +22,7 @@ struct SamplerOptions {
   float xtc_probability, xtc_threshold;
   float dynatemp_range, dynatemp_exponent, smoothing_factor, smoothing_curve;
   float dry_multiplier, dry_base;
-  float mirostat_tau, mirostat_eta;
-  int32_t dry_allowed_length, dry_penalty_last_n, repeat_last_n, no_repeat_ngram_size, mirostat;
+  int32_t dry_allowed_length, dry_penalty_last_n, repeat_last_n, no_repeat_ngram_size;
   int32_t allowed;  // row of SamplerExtras::allowed; -1: every token
 };
 

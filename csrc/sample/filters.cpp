@@ -1,6 +1,7 @@
 #include "sample/filters.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "sample/exp_row.h"
@@ -9,201 +10,123 @@ namespace tidemill {
 
 namespace {
 
-// Candidates are first the tokens within this many nats of the most likely one (or of the mean): usually
-// few, with nearly all of the mass.
-constexpr float kNearTop = 10.0f;
-// More than the error of e and of a logarithm: what is gathered by z is tested exactly afterwards.
-constexpr float kSlack = 1e-4f;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kLowest = std::numeric_limits<float>::lowest();
+// Distances that bracket a cut at first: nearly all of the mass is within ten nats.
+constexpr std::array<float, kDistances> kFirst = {0.5f, 1.0f, 2.0f, 4.0f, 6.0f, 8.0f, 10.0f};
+// e is 0 beyond it, so no mass is.
+constexpr float kFarthest = 200.0f;
+constexpr int kNarrowings = 3;
+// So few tokens are sorted without narrowing the bracket further.
+constexpr float kFew = 256.0f;
 
-// Sum of the weights of the listed tokens, in order of their ids.
-double sum_of(const float* e, const int32_t* ids, int64_t count) {
-  double sum = 0.0;
-  for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(e[ids[i]]);
-  return sum;
+template <bool kCount>
+double sum_up_to(const Distribution& d, float center, float distance) {
+  if (!kCount) return sum_within(d.z, d.e, d.n, center, distance);
+  std::array<float, kDistances> distances, counts;
+  distances.fill(distance);
+  counts_within(d.z, d.n, center, distances.data(), counts.data());
+  return static_cast<double>(counts[0]);
 }
 
 }  // namespace
 
-Kept Filters::apply(const Distribution& d, const FilterParams& params) {
-  const int64_t wanted = params.top_k > 0 ? std::min<int64_t>(params.top_k, d.n) : 0;
-  const double mass = params.top_p < 1.0f ? static_cast<double>(params.top_p) * d.total : 0.0;
-  float floor = params.sigma_floor;
-  if (params.least_e > 0.0) {
-    floor = std::max(floor, static_cast<float>(std::log(params.least_e)) - kSlack);
-  }
-  const bool limits = wanted > 0 || mass > 0.0;
-  gather(d, std::max(floor, -kNearTop));
-  const bool complete = limits && (wanted == 0 || count_ >= wanted) &&
-                        (mass == 0.0 || sum_of(d.e, ids_.data(), count_) >= mass);
-  // If a floor excludes tokens, cuts below it need not be found: it is the stricter filter.
-  if (!complete && floor < -kNearTop) gather(d, std::max(floor, kLowest));
-  const auto key = [z = d.z](int32_t id) { return -z[id]; };
-  Cut cut;
-  if (limits) {
-    fill_bins(d, key);
-    if (wanted > 0 && wanted < count_) cut = Cut::stricter(cut, cut_count(key, wanted));
-    if (mass > 0.0) cut = Cut::stricter(cut, cut_mass(d, key, mass));
-  }
-  int32_t* const ids = ids_.data();
-  int32_t* const end = std::remove_if(ids, ids + count_, [&](int32_t id) {
-    if (static_cast<double>(d.e[id]) < params.least_e || !cut.keeps(key(id), id)) return true;
-    return params.sigmas > 0.0 && static_cast<double>(params.logits[id] - params.max) < -params.sigmas;
-  });
-  count_ = end - ids;
-  return {ids, count_};
+void Filters::apply(const Distribution& d, const FilterParams& params) {
+  // Both cuts are found before either is applied: they look at the same distribution.
+  Cut k, p;
+  if (params.top_k > 0) k = find<true>(d, 0.0f, params.top_k);
+  if (params.top_p < 1.0f) p = find<false>(d, 0.0f, static_cast<double>(params.top_p) * params.total);
+  if (params.top_k > 0) keep(d, 0.0f, k);
+  if (params.top_p < 1.0f) keep(d, 0.0f, p);
+  if (params.least_e > 0.0) drop_light(d.e, d.n, params.least_e);
+  if (params.logits != nullptr) drop_low(d.e, params.logits, d.n, params.max, params.sigmas);
 }
 
-double Filters::mass(const Distribution& d, const Kept& kept) {
-  return kept.ids == nullptr ? sum_row(d.e, d.n) : sum_of(d.e, kept.ids, kept.count);
+// A token's information is log(sum of e) - z, and its distance from the entropy |z - mean of z|.
+void Filters::typical(const Distribution& d, float share) {
+  const double total = sum_row(d.e, d.n);
+  const auto center = static_cast<float>(dot_row(d.e, d.z, d.n) / total);
+  keep(d, center, find<false>(d, center, static_cast<double>(share) * total));
 }
 
-Kept Filters::most_likely(const Distribution& d, const Kept& kept, int64_t count) {
-  if (kept.ids == nullptr) {
-    FilterParams params;
-    params.top_k = static_cast<int32_t>(count);
-    return apply(d, params);
-  }
-  if (count >= count_) return kept;
-  const auto key = [z = d.z](int32_t id) { return -z[id]; };
-  fill_bins(d, key);
-  const Cut cut = cut_count(key, count);
-  int32_t* const ids = ids_.data();
-  count_ = std::remove_if(ids, ids + count_,
-                          [&](int32_t id) { return !cut.keeps(key(id), id); }) - ids;
-  return {ids, count_};
-}
-
-Kept Filters::at_least(const Distribution& d, const Kept& kept, double least) {
-  if (kept.ids == nullptr) {
-    // All: the largest weight is 1 unless XTC took the token out.
-    gather(d, least > 0.0 ? std::max(kLowest, static_cast<float>(std::log(least)) - kSlack) : kLowest);
-  }
-  int32_t* const ids = ids_.data();
-  int32_t* const end = std::remove_if(ids, ids + count_, [&](int32_t id) {
-    return static_cast<double>(d.e[id]) < least || d.e[id] == 0.0f;
-  });
-  if (end == ids) return most_likely(d, kept, 1);
-  count_ = end - ids;
-  return {ids, count_};
-}
-
-// A token's information is log(total) - z, and its distance from the entropy |z - mean of z|.
-Kept Filters::typical(const Distribution& d, const Kept& kept, float share) {
-  double mean = 0.0;
-  const double total = mass(d, kept), target = static_cast<double>(share) * total;
-  if (kept.ids == nullptr) {
-    mean = dot_row(d.e, d.z, d.n) / total;
-  } else {
-    for (int64_t i = 0; i < kept.count; ++i) {
-      const int32_t id = kept.ids[i];
-      if (d.e[id] > 0.0f) mean += static_cast<double>(d.e[id]) * static_cast<double>(d.z[id]);
-    }
-    mean /= total;
-  }
-  const auto key = [z = d.z, center = static_cast<float>(mean)](int32_t id) {
-    return std::fabs(z[id] - center);
-  };
-  if (kept.ids == nullptr) {
-    gather(d, static_cast<float>(mean) - kNearTop);
-    double near = 0.0;
-    for (int64_t i = 0; i < count_; ++i) {
-      const int32_t id = ids_.data()[i];
-      if (key(id) < kNearTop - kSlack) near += static_cast<double>(d.e[id]);
-    }
-    if (near < target) gather(d, kLowest);
-  }
-  fill_bins(d, key);
-  const Cut cut = cut_mass(d, key, target);
-  int32_t* const ids = ids_.data();
-  count_ = std::remove_if(ids, ids + count_,
-                          [&](int32_t id) { return !cut.keeps(key(id), id); }) - ids;
-  return {ids, count_};
-}
-
-Kept Filters::above(const Distribution& d, const Kept& kept, float threshold) {
-  const double least = static_cast<double>(threshold) * mass(d, kept);
+void Filters::drop_top(const Distribution& d, float threshold) {
+  const double least = static_cast<double>(threshold) * sum_row(d.e, d.n);
+  // As a float it may be rounded up.
+  const int64_t count = gather_above(d.e, d.n, static_cast<float>(least * (1.0 - 1e-6)), ids_.ensure(d.n + 1));
   ordered_.clear();
-  ordered_bin_ = -1;
-  if (kept.ids == nullptr) {
-    gather(d, std::max(kLowest, static_cast<float>(std::log(least)) - kSlack));
-  }
-  for (int64_t i = 0; i < count_; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     const int32_t id = ids_.data()[i];
-    if (static_cast<double>(d.e[id]) >= least) ordered_.push_back(id);
+    if (d.e[id] > 0.0f && static_cast<double>(d.e[id]) >= least) ordered_.push_back(id);
   }
-  if (ordered_.size() < 2) return {ordered_.data(), 0};
-  const auto last = std::min_element(ordered_.begin(), ordered_.end(), [&](int32_t a, int32_t b) {
+  if (ordered_.size() < 2) return;
+  const int32_t last = *std::min_element(ordered_.begin(), ordered_.end(), [&](int32_t a, int32_t b) {
     return d.z[a] < d.z[b] || (d.z[a] == d.z[b] && a > b);
   });
-  ordered_.erase(last);
-  return {ordered_.data(), static_cast<int64_t>(ordered_.size())};
-}
-
-// Collects the tokens at or above `floor`.
-void Filters::gather(const Distribution& d, float floor) {
-  count_ = gather_above(d.z, d.n, floor, ids_.ensure(d.n + 1));
-}
-
-template <class Key>
-void Filters::fill_bins(const Distribution& d, const Key& key) {
-  counts_.assign(kBins, 0);
-  masses_.assign(kBins, 0.0);
-  ordered_bin_ = -1;
-  const int32_t* const ids = ids_.data();
-  float highest = 0.0f;
-  for (int64_t i = 0; i < count_; ++i) highest = std::max(highest, key(ids[i]));
-  // Far from the most likely token there is no mass, so the last bin collects the rest.
-  scale_ = static_cast<float>(kBins) / std::clamp(highest, 1e-6f, 40.0f);
-  for (int64_t i = 0; i < count_; ++i) {
-    const auto b = static_cast<size_t>(bin(key(ids[i])));
-    ++counts_[b];
-    masses_[b] += static_cast<double>(d.e[ids[i]]);
+  for (const int32_t id : ordered_) {
+    if (id != last) d.e[id] = 0.0f;
   }
 }
 
-// Sorts the tokens of a bin by (key, id).
-template <class Key>
-void Filters::order_bin(const Key& key, int which) {
-  if (ordered_bin_ == which) return;
-  ordered_bin_ = which;
-  ordered_.clear();
-  for (int64_t i = 0; i < count_; ++i) {
-    if (bin(key(ids_.data()[i])) == which) ordered_.push_back(ids_.data()[i]);
+template <bool kCount>
+Filters::Bracket Filters::bracket(const Distribution& d, float center, double target) {
+  std::array<float, kDistances> distances = kFirst, sums;
+  Bracket found;
+  float below = 0.0f, above = static_cast<float>(d.n);  // sums within low and high
+  for (int pass = 0;; ++pass) {
+    if (kCount) {
+      counts_within(d.z, d.n, center, distances.data(), sums.data());
+    } else {
+      rough_sums_within(d.z, d.e, d.n, center, distances.data(), sums.data());
+    }
+    for (size_t i = 0; i < kDistances; ++i) {
+      if (static_cast<double>(sums[i]) >= target) {
+        found.high = distances[i];
+        above = sums[i];
+        break;
+      }
+      found.low = distances[i];
+      below = sums[i];
+    }
+    const float begin = std::max(found.low, 0.0f), step = (found.high - begin) / (kDistances + 1);
+    found.step = step;
+    if (pass == kNarrowings || (kCount && above - below < kFew)) return found;
+    for (size_t i = 0; i < kDistances; ++i) distances[i] = begin + step * static_cast<float>(i + 1);
   }
-  std::sort(ordered_.begin(), ordered_.end(), [&](int32_t a, int32_t b) {
-    return key(a) < key(b) || (key(a) == key(b) && a < b);
-  });
 }
 
-// The first k tokens.
-template <class Key>
-Cut Filters::cut_count(const Key& key, int64_t k) {
-  int64_t above = 0;
-  int b = 0;
-  while (b < kBins - 1 && above + counts_[static_cast<size_t>(b)] < k) {
-    above += counts_[static_cast<size_t>(b++)];
+template <bool kCount>
+Filters::Cut Filters::find(const Distribution& d, float center, double target) {
+  Bracket b = bracket<kCount>(d, center, target);
+  const float* const z = d.z;
+  for (;; b.step *= 4.0f) {  // again where a rough sum misled: then the bracket is widened
+    double sum = 0.0;
+    if (b.low >= 0.0f) sum = sum_up_to<kCount>(d, center, b.low);
+    if (sum >= target) {
+      b.low = b.low > b.step ? b.low - b.step : -1.0f;
+      continue;
+    }
+    const int64_t count = gather_between(z, d.n, center, b.low, b.high, ids_.ensure(d.n + 1));
+    ordered_.assign(ids_.data(), ids_.data() + count);
+    std::sort(ordered_.begin(), ordered_.end(), [z, center](int32_t i, int32_t j) {
+      const float x = std::fabs(z[i] - center), y = std::fabs(z[j] - center);
+      return x < y || (x == y && i < j);
+    });
+    for (const int32_t id : ordered_) {
+      sum += kCount ? 1.0 : static_cast<double>(d.e[id]);
+      if (sum >= target) return {std::fabs(z[id] - center), id};
+    }
+    if (b.high >= kFarthest) return {};  // rounding, or fewer tokens than wanted: all are needed
+    b.high = std::min(b.high + b.step, kFarthest);
   }
-  order_bin(key, b);
-  const int32_t last = ordered_[static_cast<size_t>(k - above - 1)];
-  return {key(last), last};
 }
 
-// The first tokens that reach the mass.
-template <class Key>
-Cut Filters::cut_mass(const Distribution& d, const Key& key, double mass) {
-  double above = 0.0;
-  int b = 0;
-  while (b < kBins - 1 && above + masses_[static_cast<size_t>(b)] < mass) {
-    above += masses_[static_cast<size_t>(b++)];
+void Filters::keep(const Distribution& d, float center, const Cut& cut) {
+  if (std::isinf(cut.distance)) return;
+  drop_far(d.e, d.z, d.n, center, cut.distance);
+  const int64_t count = gather_between(d.z, d.n, center, std::nextafter(cut.distance, -1.0f),
+                                       cut.distance, ids_.ensure(d.n + 1));
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t id = ids_.data()[i];
+    if (id > cut.id) d.e[id] = 0.0f;
   }
-  order_bin(key, b);
-  for (const int32_t token : ordered_) {
-    above += static_cast<double>(d.e[token]);
-    if (above >= mass) return {key(token), token};
-  }
-  return {};  // the candidates do not reach the mass: all are needed
 }
 
 }  // namespace tidemill

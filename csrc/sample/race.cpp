@@ -140,13 +140,4 @@ int32_t race(const float* e, int64_t n, int64_t top, const RandomKey& key) {
   return static_cast<int32_t>(leader.token);
 }
 
-int32_t race_among(const float* e, const int32_t* ids, int64_t count, const RandomKey& key) {
-  Leader leader;
-  for (int64_t i = 0; i < count; ++i) {
-    const double weight = e[ids[i]];
-    if (weight > 0.0) leader.consider(race_time(key, ids[i]) / weight, ids[i]);
-  }
-  return static_cast<int32_t>(leader.token);
-}
-
 }  // namespace tidemill

@@ -22,7 +22,4 @@ double race_time(const RandomKey& key, int64_t token);
 // n on.
 int32_t race(const float* e, int64_t n, int64_t top, const RandomKey& key);
 
-// The same among the `count` tokens of `ids`, ascending.
-int32_t race_among(const float* e, const int32_t* ids, int64_t count, const RandomKey& key);
-
 }  // namespace tidemill

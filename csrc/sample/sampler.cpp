@@ -12,17 +12,15 @@ namespace tidemill {
 
 namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// Up to so many kept tokens, numbers are made one by one.
-constexpr int64_t kFew = 512;
 
 // The least weight that top_a, epsilon and eta cutoffs keep; the most likely token has 1.
-double least_share(const SamplerOptions& options, const Distribution& d) {
-  double least = static_cast<double>(options.top_a) / d.total;
-  least = std::max(least, static_cast<double>(options.epsilon_cutoff) * d.total);
+double least_share(const SamplerOptions& options, const Distribution& d, double total) {
+  double least = static_cast<double>(options.top_a) / total;
+  least = std::max(least, static_cast<double>(options.epsilon_cutoff) * total);
   if (options.eta_cutoff > 0.0f) {
     const double eta = options.eta_cutoff;
-    const double flat = std::sqrt(eta) * portable_exp(-entropy(d.z, d.e, d.n, d.total));
-    least = std::max(least, std::min(eta, flat) * d.total);
+    const double flat = std::sqrt(eta) * portable_exp(-entropy(d.z, d.e, d.n, total));
+    least = std::max(least, std::min(eta, flat) * total);
   }
   return std::min(least, 1.0);
 }
@@ -40,7 +38,6 @@ RandomKey key_of(const SamplingInput& in, int64_t s) {
 
 int32_t Sampler::sample(const SamplingInput& in, const SampleRow& row, float* logits) {
   float max = max_of(logits, vocab_);
-  mu_ = row.mu;
   if (!row_usable(logits, vocab_) || max == -kInfinity) return kLogitsNotFinite;
   if (change(in, row, logits)) {
     if (!row_usable(logits, vocab_)) return kLogitsNotFinite;  // a penalty overflowed
@@ -50,13 +47,8 @@ int32_t Sampler::sample(const SamplingInput& in, const SampleRow& row, float* lo
   if (at(in.temperature, row.index) == 0.0f) {
     return static_cast<int32_t>(find_first(logits, vocab_, max));
   }
-  const Kept kept = select(in, row, logits, max);
-  const SamplerOptions* const options = in.extras.of(row.index);
-  if (options == nullptr || options->mirostat == 0) return run_race(kept, key_of(in, row.index));
-  const double mass = Filters::mass({z_.data(), e_.data(), vocab_, 0.0}, kept);
-  const int32_t token = run_race(kept, key_of(in, row.index));
-  mu_ = Mirostat::moved(*options, row.mu, static_cast<double>(e_.data()[token]), mass);
-  return token;
+  select(in, row.index, logits, max);
+  return run_race(key_of(in, row.index));
 }
 
 int32_t Sampler::adjust(const SamplingInput& in, const SampleRow& row, float* logits) {
@@ -105,12 +97,15 @@ void Sampler::apply_history(const SamplingInput& in, const SampleRow& row,
 // Tokens beyond the mask's bytes are banned.
 void Sampler::apply_mask(const uint8_t* mask, int64_t bytes, float* logits) const {
   if (bytes * 8 < vocab_) std::fill(logits + bytes * 8, logits + vocab_, -kInfinity);
-  for (int64_t byte = 0; byte < bytes && byte * 8 < vocab_; ++byte) {
+  const int64_t whole = std::min(bytes, vocab_ / 8);
+  for (int64_t byte = 0; byte < whole; ++byte) {
     if (mask[byte] == 0xff) continue;
-    const int64_t end = std::min(vocab_, byte * 8 + 8);
-    for (int64_t i = byte * 8; i < end; ++i) {
-      if (!(mask[byte] >> (i & 7) & 1)) logits[i] = -kInfinity;
-    }
+    const uint32_t bits = mask[byte];
+    float* const x = logits + byte * 8;
+    for (int i = 0; i < 8; ++i) x[i] = (bits >> i & 1u) != 0 ? x[i] : -kInfinity;
+  }
+  for (int64_t i = whole * 8; i < std::min(vocab_, bytes * 8); ++i) {
+    if (!(mask[i / 8] >> (i & 7) & 1)) logits[i] = -kInfinity;
   }
 }
 
@@ -161,27 +156,28 @@ bool Sampler::apply_penalties(const SamplingInput& in, const SampleRow& row, flo
   return true;
 }
 
-Kept Sampler::select(const SamplingInput& in, const SampleRow& row, const float* logits, float max) {
-  const SamplerOptions* const options = in.extras.of(row.index);
+// Leaves weights of the tokens to draw from in e.
+void Sampler::select(const SamplingInput& in, int64_t s, const float* logits, float max) {
+  const SamplerOptions* const options = in.extras.of(s);
   z_.ensure(vocab_);
   e_.ensure(round_up(vocab_, kRaceGroup));
-  scale(options, at(in.temperature, row.index), logits, max);
-  Kept kept = filter(in, row.index, options, logits, max);
-  if (options == nullptr) return kept;
-  const Distribution d{z_.data(), e_.data(), vocab_, 0.0};
-  if (options->typical_p < 1.0f) kept = filters_.typical(d, kept, options->typical_p);
-  if (options->xtc_probability > 0.0f) exclude_top(*options, key_of(in, row.index), kept);
-  if (options->mirostat > 0) kept = mirostat_.cut(filters_, d, kept, *options, row.mu);
-  return kept;
+  scale(options, at(in.temperature, s), logits, max);
+  filter(in, s, options, logits, max);
+  if (options == nullptr) return;
+  const Distribution d{z_.data(), e_.data(), vocab_};
+  if (options->typical_p < 1.0f) filters_.typical(d, options->typical_p);
+  if (options->xtc_probability > 0.0f &&
+      uniform(key_of(in, s), Draw::kXtc) < static_cast<double>(options->xtc_probability)) {
+    filters_.drop_top(d, options->xtc_threshold);
+  }
 }
 
 std::vector<int32_t> Sampler::drawn_from(const SamplingInput& in, const SampleRow& row, float* logits) {
   change(in, row, logits);
-  const Kept kept = select(in, row, logits, max_of(logits, vocab_));
+  select(in, row.index, logits, max_of(logits, vocab_));
   std::vector<int32_t> ids;
-  for (int64_t i = 0; i < kept.count; ++i) {
-    const auto id = kept.ids == nullptr ? static_cast<int32_t>(i) : kept.ids[i];
-    if (e_.data()[id] > 0.0f) ids.push_back(id);
+  for (int64_t i = 0; i < vocab_; ++i) {
+    if (e_.data()[i] > 0.0f) ids.push_back(static_cast<int32_t>(i));
   }
   return ids;
 }
@@ -200,53 +196,31 @@ void Sampler::scale(const SamplerOptions* options, float temperature, const floa
 }
 
 // The filters that look at the whole distribution.
-Kept Sampler::filter(const SamplingInput& in, int64_t s, const SamplerOptions* options,
+void Sampler::filter(const SamplingInput& in, int64_t s, const SamplerOptions* options,
                      const float* logits, float max) {
   FilterParams params;
   params.top_k = at(in.top_k, s) >= vocab_ ? 0 : at(in.top_k, s);
   params.top_p = at(in.top_p, s);
   params.least_e = at(in.min_p, s);
-  Distribution d{z_.data(), e_.data(), vocab_, 0.0};
+  const Distribution d{z_.data(), e_.data(), vocab_};
   const bool shares = options != nullptr && (options->top_a > 0.0f || options->epsilon_cutoff > 0.0f ||
                                              options->eta_cutoff > 0.0f);
-  if (params.top_p < 1.0f || shares) d.total = sum_row(d.e, vocab_);
-  if (shares) params.least_e = std::max(params.least_e, least_share(*options, d));
+  if (params.top_p < 1.0f || shares) params.total = sum_row(d.e, vocab_);
+  if (shares) params.least_e = std::max(params.least_e, least_share(*options, d, params.total));
   if (options != nullptr && options->top_n_sigma > 0.0f) {
     params.logits = logits;
     params.max = max;
     params.sigmas = static_cast<double>(options->top_n_sigma) * std::sqrt(moments(logits, vocab_).variance);
   }
-  if (params.top_k == 0 && params.top_p >= 1.0f && params.least_e == 0.0 && params.logits == nullptr) {
-    return {nullptr, vocab_};
-  }
-  return filters_.apply(d, params);
+  filters_.apply(d, params);
 }
 
-// XTC: removes the most likely tokens but one, by a coin.
-void Sampler::exclude_top(const SamplerOptions& options, const RandomKey& key, const Kept& kept) {
-  if (uniform(key, Draw::kXtc) >= static_cast<double>(options.xtc_probability)) return;
-  const Distribution d{z_.data(), e_.data(), vocab_, 0.0};
-  const Kept excluded = filters_.above(d, kept, options.xtc_threshold);
-  for (int64_t i = 0; i < excluded.count; ++i) {
-    z_.data()[excluded.ids[i]] = -kInfinity;
-    e_.data()[excluded.ids[i]] = 0.0f;
-  }
-}
-
-int32_t Sampler::run_race(const Kept& kept, const RandomKey& key) {
+int32_t Sampler::run_race(const RandomKey& key) {
   float* const e = e_.data();
-  if (kept.ids != nullptr && kept.count <= kFew) return race_among(e, kept.ids, kept.count, key);
-  if (kept.ids != nullptr) {
-    int64_t begin = 0;
-    for (int64_t i = 0; i <= kept.count; ++i) {
-      const int64_t end = i < kept.count ? kept.ids[i] : vocab_;
-      std::fill(e + begin, e + end, 0.0f);
-      begin = end + 1;
-    }
-  }
   std::fill(e + vocab_, e + round_up(vocab_, kRaceGroup), 0.0f);
-  const float top = max_of(e, vocab_);
-  return race(e, vocab_, find_first(e, vocab_, top), key);
+  int64_t top = find_first(e, vocab_, 1.0f);
+  if (top == vocab_) top = find_first(e, vocab_, max_of(e, vocab_));  // it was dropped
+  return race(e, vocab_, top, key);
 }
 
 }  // namespace tidemill

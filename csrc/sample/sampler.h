@@ -7,7 +7,6 @@
 #include "runtime/step.h"
 #include "sample/filters.h"
 #include "sample/history.h"
-#include "sample/mirostat.h"
 #include "sample/race.h"
 
 namespace tidemill {
@@ -17,7 +16,6 @@ struct SampleRow {
   int64_t index;                 // row of `SamplingInput`
   int32_t pending_token = -1;    // a generated token not yet in the history (FUTURE), or -1
   const uint8_t* mask = nullptr; // 1 bit per token, little-endian, 1 allows; null allows all
-  float mu = 0.0f;               // mirostat's state
 };
 
 // One per thread: holds scratch memory.
@@ -34,9 +32,6 @@ class Sampler {
   // The tokens that `sample` would draw from, ascending. Modifies `logits`.
   std::vector<int32_t> drawn_from(const SamplingInput& in, const SampleRow& row, float* logits);
 
-  // Mirostat's state after the last row of `sample`.
-  float mu() const { return mu_; }
-
  private:
   // Whether a logit was changed.
   bool change(const SamplingInput& in, const SampleRow& row, float* logits);
@@ -46,13 +41,11 @@ class Sampler {
                      float* logits);
   bool apply_penalties(const SamplingInput& in, const SampleRow& row, float* logits);
   void count_token(int32_t token, bool generated);
-  // The tokens to draw from: those of the result that have a weight.
-  Kept select(const SamplingInput& in, const SampleRow& row, const float* logits, float max);
+  void select(const SamplingInput& in, int64_t s, const float* logits, float max);
   void scale(const SamplerOptions* options, float temperature, const float* logits, float max);
-  Kept filter(const SamplingInput& in, int64_t s, const SamplerOptions* options, const float* logits,
+  void filter(const SamplingInput& in, int64_t s, const SamplerOptions* options, const float* logits,
               float max);
-  void exclude_top(const SamplerOptions& options, const RandomKey& key, const Kept& kept);
-  int32_t run_race(const Kept& kept, const RandomKey& key);
+  int32_t run_race(const RandomKey& key);
 
   struct Seen {
     int32_t generated = 0;
@@ -64,8 +57,6 @@ class Sampler {
   Buffer<float> z_, e_;          // of the row that is drawn
   Filters filters_;
   Dry dry_;
-  Mirostat mirostat_;
-  float mu_ = 0.0f;
 };
 
 }  // namespace tidemill

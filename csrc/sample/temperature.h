@@ -23,7 +23,7 @@ inline double entropy(const float* z, const float* e, int64_t n, double total) {
 inline float dynamic_temperature(const float* logits, int64_t n, float max, float temperature,
                                  float range, float exponent, float* z, float* e) {
   constexpr double kLeast = 1e-6;
-  const int64_t count = moments(logits, n).count;
+  const int64_t count = count_allowed(logits, n);
   if (count < 2) return temperature;
   scaled_exp(logits, n, max, 1.0f, z, e);
   double share = entropy(z, e, n, sum_row(e, n)) / portable_log(static_cast<double>(count));

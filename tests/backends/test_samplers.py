@@ -62,7 +62,7 @@ def test_kept_sets_and_tokens_equal_the_definitions(options: dict) -> None:
         inputs = inputs_of(rows, options, temperature=rng.choice([0.5, 1.0, 2.0], rows), seed=7)
         made = SamplingParams(**options)
         values = {f: getattr(made, f) for f in made.__struct_fields__}
-        native = _core.drawn_from(logits, inputs, [])
+        native = _core.drawn_from(logits, inputs)
         assert native == torch_kept(logits, inputs)
         for s in range(rows):
             p = tempered(logits[s], float(inputs.temperature[s]), values)
@@ -131,7 +131,7 @@ def adjusted(logits: np.ndarray, inputs: SamplingInputs) -> list[np.ndarray]:
 
 
 def check_executors_agree(logits: np.ndarray, inputs: SamplingInputs) -> None:
-    assert _core.drawn_from(logits, inputs, []) == torch_kept(logits, inputs)
+    assert _core.drawn_from(logits, inputs) == torch_kept(logits, inputs)
     assert _core.sample_rows(logits, inputs, []) == [
         sampling.sample(logits[s], s, inputs, None, None) for s in range(len(logits))
     ]

@@ -64,6 +64,10 @@ def requests() -> list[EngineRequest]:
             options |= {"temperature": 1.3, "min_p": 0.02, "frequency_penalty": 0.4, "n": 2}
         if i % 4 == 3:
             options |= {"repetition_penalty": 1.2, "logit_bias": {7: 3.0, 9: -100.0}}
+        if i % 7 == 2:
+            options |= {"dry_multiplier": 0.8, "repeat_last_n": 9, "bad_words_ids": ((5, 6), (8,))}
+        if i % 7 == 4:
+            options |= {"typical_p": 0.9, "xtc_probability": 0.5, "no_repeat_ngram_size": 2}
         if i % 5 == 0:
             options |= {"min_tokens": 9, "stop_token_ids": (1, 2, 3, 4)}
         prompt = (system if i % 3 else []) + tail

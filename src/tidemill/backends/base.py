@@ -84,11 +84,11 @@ _FLOATS = (
     *("typical_p", "top_a", "top_n_sigma", "epsilon_cutoff", "eta_cutoff"),
     *("xtc_probability", "xtc_threshold"),
     *("dynatemp_range", "dynatemp_exponent", "smoothing_factor", "smoothing_curve"),
-    *("dry_multiplier", "dry_base", "mirostat_tau", "mirostat_eta"),
+    *("dry_multiplier", "dry_base"),
 )
 _INTEGERS = (
     *("dry_allowed_length", "dry_penalty_last_n", "repeat_last_n", "no_repeat_ngram_size"),
-    *("mirostat", "allowed"),
+    "allowed",
 )
 SAMPLER_OPTIONS = np.dtype([*((f, "f4") for f in _FLOATS), *((i, "i4") for i in _INTEGERS)])
 """A sampling row's options beyond the arrays of `SamplingInputs`, named as in `SamplingParams`

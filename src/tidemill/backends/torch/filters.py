@@ -56,7 +56,7 @@ def _log(x: float) -> float:
 
 
 def _dot(z: Float32, e: Float32) -> float:
-    return lane_sum(_double(e) * _double(np.where(e > 0, z, np.float32(0))))
+    return lane_sum(_double(e) * _double(np.maximum(z, np.float32(-88))))
 
 
 def _entropy(z: Float32, e: Float32, total: float) -> float:
@@ -149,28 +149,26 @@ def keep(
     return np.flatnonzero(kept)
 
 
-def _mass(e: Float32, ids: Int64) -> float:
-    """Sum of weights in order of ids; in lanes where they are all with a weight."""
-    if len(ids) == int((e > 0).sum()):
-        return lane_sum(_double(e))
-    return float(np.cumsum(_double(e[ids]))[-1])
+def _kept(values: Float32, ids: Int64) -> Float32:
+    """The values of some tokens, 0 for the others."""
+    found = np.zeros_like(values)
+    found[ids] = values[ids]
+    return found
 
 
 def typical(z: Float32, e: Float32, ids: Int64, share: float) -> Int64:
     """Locally typical sampling: the tokens whose information is nearest to the entropy."""
-    total = _mass(e, ids)
-    products = _double(e) * _double(np.where(e > 0, z, np.float32(0)))
-    whole = len(ids) == int((e > 0).sum())
-    mean = (lane_sum(products) if whole else float(np.cumsum(products[ids])[-1])) / total
-    places = _reach(np.abs(z[ids] - np.float32(mean)), e[ids], share * total)
-    return np.sort(ids[places])
+    e = _kept(e, ids)
+    total = lane_sum(_double(e))
+    distance = np.abs(z[ids] - np.float32(_dot(z, e) / total))
+    return np.sort(ids[_reach(distance, e[ids], share * total)])
 
 
 def exclude_top(z: Float32, e: Float32, ids: Int64, options: Options, key: RandomKey) -> Int64:
     """XTC: the tokens without the most likely ones, by a coin."""
     if uniform(key, XTC) >= float(options["xtc_probability"]):
         return ids
-    least = float(options["xtc_threshold"]) * _mass(e, ids)
+    least = float(options["xtc_threshold"]) * lane_sum(_double(_kept(e, ids)))
     above = ids[_double(e[ids]) >= least]
     if len(above) < 2:
         return ids
