@@ -157,6 +157,8 @@ class _Page:
         rows: list[UsageRow] = await read(context, lambda connection: usage(connection, query))
         by_time: dict[int, list[dict[str, Any]]] = {}
         for row in rows:
+            if not row.requests:  # refused ones alone
+                continue
             shown = {name: self._value(row, name) for name in _GROUPS}
             by_time.setdefault(row.group[self._dimension], []).append(result(row, shown))
         buckets = []
