@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -88,6 +88,13 @@ def _codex(home: Path, url: str) -> None:
         f'[model_providers.tidemill]\nname = "tidemill"\nbase_url = "{url}/v1"\n'
         'wire_api = "responses"\n'
     )
+
+
+def _codex_socket(home: Path, url: str) -> None:
+    """As `_codex`, by OpenAI's WebSocket mode."""
+    _codex(home, url)
+    with (home / "config.toml").open("a") as file:
+        file.write("supports_websockets = true\n")
 
 
 def _claude(home: Path, url: str) -> None:
@@ -213,6 +220,7 @@ AGENTS = {
         {"hello.py": 'print("hi")\n', "said.txt": "hi\n"},
     ),
 }
+AGENTS["codex_socket"] = replace(AGENTS["codex"], prepare=_codex_socket)
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> float:
@@ -257,6 +265,8 @@ def run(name: str, agent: Agent) -> bool:
     places: dict[str, str] = {}
 
     def script(request: EngineRequest, choice: int) -> list[int]:
+        if request.sampling.max_tokens == 1:  # only the prompt is computed, for the cache
+            return [EOS]
         return [*_placed(next(turns), places).encode(), EOS]
 
     engine = ScriptedEngine(script, info=fake_info(max_model_len=400_000))
@@ -281,7 +291,8 @@ def run(name: str, agent: Agent) -> bool:
             file: (work / file).read_text() if (work / file).exists() else None
             for file in agent.made
         }
-    prompts = [request.prompt_token_ids for request in engine.requests]
+    answered = [r for r in engine.requests if r.sampling.max_tokens != 1]
+    prompts = [request.prompt_token_ids for request in answered]
     known = min(map(shared, prompts, prompts[1:]), default=1.0)
     passed = made == agent.made and known >= LEAST_SHARED
     print(
