@@ -102,6 +102,7 @@ class Treasury:
         self._subjects: dict[Leased, Subject] = {}
         self._touched: dict[Leased, None] = {}
         self._wake = asyncio.Event()
+        self._asked = asyncio.Event()
         self._returned = asyncio.Event()
         self._round: asyncio.Future[None] | None = None
         self._servers = 1
@@ -121,6 +122,8 @@ class Treasury:
         return leased
 
     def _touch(self, meter: Leased) -> None:
+        if meter in self._touched:
+            return  # the next round looks at it: a request wakes nobody
         self._touched[meter] = None
         if self._task is None and not self._closed:
             self._task = asyncio.ensure_future(self._run())
@@ -132,7 +135,7 @@ class Treasury:
             meter.want(need)
         if self._round is None:
             self._round = asyncio.get_running_loop().create_future()
-        self._wake.set()
+        self._asked.set()
         try:
             async with asyncio.timeout(TOP_UP_SECONDS):
                 await asyncio.shield(self._round)
@@ -177,17 +180,17 @@ class Treasury:
 
     async def _pause(self) -> None:
         """Until a request waits, or a second has passed; without anything to do, until there is."""
-        self._wake.clear()
         if not self._touched:
-            await self._wake.wait()
-        end = self._clock().monotonic + ROUND_SECONDS
-        while self._round is None and (left := end - self._clock().monotonic) > 0:
             self._wake.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._wake.wait()
-            except TimeoutError:
-                return
+            await self._wake.wait()
+        if self._round is not None:
+            return
+        self._asked.clear()
+        try:
+            async with asyncio.timeout(ROUND_SECONDS):
+                await self._asked.wait()
+        except TimeoutError:
+            pass
 
     async def _back_off(self) -> None:
         """Until the store answers again as far as is known, or a second has passed."""
@@ -257,7 +260,7 @@ class Treasury:
         """The store answers again: ask it at once."""
         self._failed = 0.0
         self._returned.set()
-        self._wake.set()
+        self._asked.set()
 
     def _say(self, error: TidemillError | None) -> None:
         if error is not None and self.answers:

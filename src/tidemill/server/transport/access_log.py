@@ -109,7 +109,7 @@ class AccessLogMiddleware:
                 standing = None if quota is None else quota.standing()
                 if standing is not None:
                     for name, value in scope["state"]["limit_headers"](standing):
-                        headers[name] = value
+                        headers.append(name, value)
                 self._metrics.on_response(status)
             elif record is not None and not message.get("more_body", False):
                 # Before the last byte: what a client has whole has been recorded.
