@@ -29,15 +29,17 @@ class Account:
 
     Attributes:
         meters: of its limits; those of lifted limits are dropped, and only end what they held.
+        hard: those of hard limits, by the names of their measures.
         limits: that the meters follow.
     """
 
-    __slots__ = ("limits", "meters", "shown", "stated", "subject")
+    __slots__ = ("hard", "limits", "meters", "shown", "stated", "subject")
 
     def __init__(self, subject: Subject, shown: str, stated: Limits = NO_LIMITS) -> None:
         self.subject = subject
         self.shown = shown
         self.meters: tuple[Meter, ...] = ()
+        self.hard: dict[str, Meter] = {}
         self.limits: Limits = NO_LIMITS
         self.stated = stated
 
@@ -64,6 +66,7 @@ class Account:
             meters.append(meter)
         self.limits = limits
         self.meters = tuple(meters)
+        self.hard = {meter.measure.name: meter for meter in meters if not meter.soft}
         for meter in before.values():
             if meter not in meters:
                 meter.retire()

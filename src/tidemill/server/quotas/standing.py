@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidemill.contract.quotas import Period, Unit
 from tidemill.server.quotas.account import Account
 from tidemill.server.quotas.meters import Now
+
+REQUESTS = ("requests_per_minute", "requests_per_day")
+TOKENS = ("tokens_per_minute", "tokens_per_day")
+"""The limits that headers tell of; the second where there is none of the first."""
 
 
 class Left(NamedTuple):
@@ -40,21 +43,19 @@ class Standing(NamedTuple):
 
 def standing(accounts: Sequence[Account], now: Now, warnings: tuple[str, ...]) -> Standing:
     """What is left now."""
-    found: dict[tuple[Unit, bool], Left] = {}
-    for account in accounts:
-        for meter in account.meters:
-            measure = meter.measure
-            daily = measure.period is Period.DAY
-            if meter.soft or measure.unit is Unit.MONEY or measure.period is Period.CONCURRENT:
-                continue
-            remaining, key = meter.remaining(now), (measure.unit, daily)
-            best = found.get(key)
-            if best is None or remaining < best.remaining:
-                found[key] = Left(meter.amount, remaining, meter.reset(now))
-    of = found.get
-    return Standing(
-        of((Unit.REQUESTS, False)) or of((Unit.REQUESTS, True)),
-        of((Unit.TOKENS, False)) or of((Unit.TOKENS, True)),
-        now.wall,
-        warnings,
-    )
+    requests, tokens = _tightest(accounts, REQUESTS, now), _tightest(accounts, TOKENS, now)
+    return Standing(requests, tokens, now.wall, warnings)
+
+
+def _tightest(accounts: Sequence[Account], names: tuple[str, str], now: Now) -> Left | None:
+    for name in names:
+        best, least = None, 0
+        for account in accounts:
+            meter = account.hard.get(name)
+            if meter is not None:
+                remaining = meter.remaining(now)
+                if best is None or remaining < least:
+                    best, least = meter, remaining
+        if best is not None:
+            return Left(best.amount, least, best.reset(now))
+    return None
