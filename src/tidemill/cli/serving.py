@@ -96,7 +96,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         stored = StoredKeys(
             database,
             default_home(),
-            required=deployment.security.require_keys,
+            required=bool(deployment.security.require_keys or deployment.security.oidc_issuer),
             outage=server.database_outage,
         )
     first, *others = model_options(deployment, say)

@@ -60,6 +60,11 @@ def _check_database(text: str) -> None:
     location_of(text, Path("/"))
 
 
+def _check_issuer(text: str) -> None:
+    if not re.fullmatch(r"(?:https://|http://(?:127\.0\.0\.1|localhost)(?=[:/]))[^\s?#]+", text):
+        raise ValueError
+
+
 def _read_isa(value: Any, _: Path) -> str:
     if value not in ISAS:
         raise ValueError
@@ -133,6 +138,7 @@ API_KEY = kinds.checked("1 to 512 visible ASCII characters without spaces", _che
 DATABASE = kinds.checked(
     '"none", "sqlite:///PATH" or "postgresql://USER:PASSWORD@HOST/NAME"', _check_database
 )
+ISSUER = kinds.checked("a URL that begins with https://", _check_issuer)
 PRICES = Kind(
     "a table of models or patterns, each with input, cached_input and output", _read_prices
 )

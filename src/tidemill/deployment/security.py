@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from tidemill.server.access.keys import KeyStore
     from tidemill.server.access.security import Security
     from tidemill.server.access.stored import StoredKeys
 
@@ -22,6 +23,10 @@ class SecuritySettings(msgspec.Struct, frozen=True):
     api_keys: Path | str | None
     require_keys: bool
     region: str | None
+    oidc_issuer: str | None
+    oidc_audience: str | None
+    oidc_role_claim: str
+    oidc_team_claim: str
     share_prefix_cache: bool
     tls_cert: Path | str | None
     tls_key: Path | str | None
@@ -46,7 +51,7 @@ class SecuritySettings(msgspec.Struct, frozen=True):
                 access control.
         """
         from tidemill.base.errors import config_error
-        from tidemill.server.access.keys import KeyStore, NoKeys, StaticKeys
+        from tidemill.server.access.keys import NoKeys, StaticKeys
         from tidemill.server.access.security import Security, check_origins, check_proxies
         from tidemill.server.access.stored import AllKeys
         from tidemill.server.transport.listen import is_loopback
@@ -69,6 +74,9 @@ class SecuritySettings(msgspec.Struct, frozen=True):
             )
         elif keys.closed and keys.settled:
             say("API keys: those of the database; every route but the probes wants one")
+        if self.oidc_issuer is not None:
+            keys = self._with_tokens(keys, stored)
+            say(f"tokens of {self.oidc_issuer} are taken as keys")
         certificates = None
         if self.tls_cert is not None:
             certificates = Certificates(
@@ -103,6 +111,25 @@ class SecuritySettings(msgspec.Struct, frozen=True):
             stored=stored,
             region=self.region or "",
         )
+
+    def _with_tokens(self, keys: KeyStore, stored: StoredKeys | None) -> KeyStore:
+        from tidemill.base.errors import config_error
+        from tidemill.server.access.oidc import Issuer, Tokens
+
+        assert self.oidc_issuer is not None
+        if not self.oidc_audience:
+            raise config_error(
+                "oidc_audience",
+                "oidc_issuer needs oidc_audience: without it tokens for other services would count",
+            )
+        issuer = Issuer(
+            self.oidc_issuer, self.oidc_audience, self.oidc_role_claim, self.oidc_team_claim
+        )
+        return Tokens(issuer, keys, _no_team if stored is None else stored.team)
+
+
+async def _no_team(name: str) -> None:
+    """Without a database there are no teams."""
 
 
 def _path(text: Path | str | None) -> Path | None:

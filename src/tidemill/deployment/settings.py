@@ -200,6 +200,31 @@ SECURITY = (
         Apply.SERVER,
     ),
     Setting(
+        *("oidc_issuer", checks.ISSUER, None),
+        "URL of an OpenID Connect issuer whose tokens are taken as keys (extra `oidc`); "
+        "default: none.",
+        Apply.SERVER,
+        flag=False,
+    ),
+    Setting(
+        *("oidc_audience", kinds.text("a name"), None),
+        "What its tokens must be for (`aud`); default: none, and an issuer needs one.",
+        Apply.SERVER,
+        flag=False,
+    ),
+    Setting(
+        *("oidc_role_claim", kinds.text("a claim's name"), "roles"),
+        "Claim with roles, such as tidemill-admin; without one: user.",
+        Apply.SERVER,
+        flag=False,
+    ),
+    Setting(
+        *("oidc_team_claim", kinds.text("a claim's name"), "team"),
+        "Claim with the name of a team of the database.",
+        Apply.SERVER,
+        flag=False,
+    ),
+    Setting(
         *("share_prefix_cache", kinds.switch(), False),
         "Let clients with different keys hit each other's prefixes.",
         Apply.SERVER,

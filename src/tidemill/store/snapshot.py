@@ -40,6 +40,15 @@ class KeyRecord(msgspec.Struct, frozen=True):
     no_content: bool
 
 
+class TeamRecord(msgspec.Struct, frozen=True):
+    """A team that is not disabled, for those who sign in elsewhere."""
+
+    id: str
+    name: str
+    organisation: str
+    organisation_name: str
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """The keys at one time.
 
@@ -47,11 +56,13 @@ class Snapshot(msgspec.Struct, frozen=True):
         version: of the counter `settings.IDENTITY`.
         required: requests need a key; see `settings.KEYS_REQUIRED`.
         keys: that count, one for each secret.
+        teams: that are not disabled.
     """
 
     version: int
     required: bool
     keys: tuple[KeyRecord, ...]
+    teams: tuple[TeamRecord, ...]
 
 
 def read_version(connection: Connection) -> int:
@@ -92,7 +103,20 @@ def read_snapshot(connection: Connection, now: int, fingerprint: str) -> Snapsho
             or_(KEY_SECRETS.c.expires.is_(None), KEY_SECRETS.c.expires > now),
         )
     )
-    return Snapshot(version, required, tuple(map(_record, connection.execute(query))))
+    of_teams = (
+        select(
+            *(TEAMS.c.id, TEAMS.c.name, TEAMS.c.organisation_id),
+            ORGANISATIONS.c.name.label("organisation_name"),
+        )
+        .join(ORGANISATIONS, ORGANISATIONS.c.id == TEAMS.c.organisation_id)
+        .where(TEAMS.c.disabled.is_(False))
+    )
+    return Snapshot(
+        version,
+        required,
+        tuple(map(_record, connection.execute(query))),
+        tuple(TeamRecord(*row) for row in connection.execute(of_teams)),
+    )
 
 
 def _record(row: Any) -> KeyRecord:

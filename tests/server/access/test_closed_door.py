@@ -385,9 +385,10 @@ def test_bad_certificates(
 
 def _flags(**changes: Any) -> SecuritySettings:
     values: dict[str, Any] = dict.fromkeys(
-        ("api_keys", "tls_cert", "tls_key", "tls_client_ca", "region")
+        ("api_keys", "tls_cert", "tls_key", "tls_client_ca", "region", "oidc_issuer")
     )
     values |= dict.fromkeys(("api_key", "cors_origin", "allowed_host", "trusted_proxy"), ())
+    values |= dict.fromkeys(("oidc_audience", "oidc_role_claim", "oidc_team_claim"), "")
     switches = dict.fromkeys(("require_keys", "share_prefix_cache", "insecure"), False)
     return SecuritySettings(**{**values, **switches, **changes})
 

@@ -187,7 +187,7 @@ class AuthMiddleware:
         if key is None:
             if path not in PROBES:
                 await self._wrong.penalty(by_address(host, None).name, token)
-            raise _unauthorized("the API key is not known here")
+            raise _unauthorized(_unknown(token))
         policy = key.policy
         if policy is not OPEN:
             policy.check_address(key.name, host)
@@ -223,6 +223,14 @@ def _sent_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
     if scheme.lower() != "bearer" or not token.strip():
         raise _unauthorized("the Authorization header must read 'Bearer KEY'")
     return token.strip()
+
+
+def _unknown(token: str) -> str:
+    from tidemill.store.secret import is_mistyped  # wrong keys alone need it
+
+    if is_mistyped(token):
+        return "the API key is mistyped or cut off: its checksum is wrong"
+    return "the API key is not known here"
 
 
 def _unauthorized(message: str) -> Rejection:

@@ -69,6 +69,7 @@ class StoredKeys:
         self._hash: KeyHash | None = None
         self._keys: dict[bytes, tuple[Key, int | None]] | None = None
         self._by_id: dict[str, tuple[Key, int | None]] = {}
+        self._teams: dict[str, Owner] = {}
         self._version = -1
         self._answered = monotonic()
         self._storage: Storage | None = None
@@ -155,6 +156,15 @@ class StoredKeys:
             known = self._by_id.get(key.id)
             if known is None or known[1] is not None:  # of several secrets, the one that stays
                 self._by_id[key.id] = (key, ends)
+        self._teams = {
+            team.name: Owner(
+                organisation=team.organisation,
+                team=team.id,
+                organisation_name=team.organisation_name,
+                team_name=team.name,
+            )
+            for team in snapshot.teams
+        }
         self._version = snapshot.version
         self._answered = monotonic()
         # A server that once needed keys needs them as long as it runs, whatever becomes of the
@@ -200,6 +210,12 @@ class StoredKeys:
     def by_id(self, key_id: str) -> Key | None:
         """See `KeyStore`."""
         return self._counts(self._by_id.get(key_id))
+
+    async def team(self, name: str) -> Owner | None:
+        """A team by name; None: there is none, or it is disabled."""
+        if self._keys is None:
+            await self._wait()
+        return self._teams.get(name)
 
     def reload(self) -> str:
         """See `KeyStore`."""
