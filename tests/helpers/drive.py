@@ -38,6 +38,8 @@ def request(
     weight: float = 1.0,
     start_by: float | None = None,
     background: bool = False,
+    speculation: str | None = None,
+    prediction: tuple[int, ...] = (),
     **sampling: object,
 ) -> EngineRequest:
     """A request with test defaults: greedy, and nothing but its length ends it."""
@@ -61,6 +63,8 @@ def request(
         weight=weight,
         start_by=start_by,
         background=background,
+        speculation=speculation,
+        prediction=prediction,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from helpers.drafting import OracleDrafter, let_an_oracle_draft, let_draft
 from helpers.drive import EOS, Machine, request
@@ -11,7 +12,7 @@ from helpers.fake_backend import expected_tokens, next_token
 
 from tidemill.contract.plan import NewSequence, Row
 from tidemill.contract.program import Grammar, OutputProgram
-from tidemill.contract.request import EngineRequest, FinishReason
+from tidemill.contract.request import FinishReason
 from tidemill.worker.speculate.drafter import Int32, Proposal, Wanted
 
 VOCAB = 97
@@ -61,25 +62,20 @@ def test_right_drafts_save_steps(depth: int) -> None:
 
 def test_a_request_says_what_drafts_for_it() -> None:
     machine = speculating()
-    off = EngineRequest(**{**fields(request("a", PROMPT, 9)), "speculation": "off"})
-    machine.submit(off)
+    machine.submit(request("a", PROMPT, 9, speculation="off"))
     machine.run()
     assert not drafted_rows(machine)
     quiet = Machine()
     let_draft(quiet.runner, RightDrafter())
-    quiet.submit(EngineRequest(**{**fields(request("a", PROMPT, 9)), "speculation": "lookup"}))
-    quiet.submit(EngineRequest(**{**fields(request("b", PROMPT, 9)), "prediction": (1, 2)}))
+    quiet.submit(request("a", PROMPT, 9, speculation="lookup"))
+    quiet.submit(request("b", PROMPT, 9, prediction=(1, 2)))
     quiet.submit(request("c", PROMPT, 9))
     quiet.run()
     drafted = {row.seq_id for row in drafted_rows(quiet)}
     assert drafted == {0, 1}
-    machine.submit(EngineRequest(**{**fields(request("d", PROMPT, 9)), "speculation": "guess"}))
+    machine.submit(request("d", PROMPT, 9, speculation="guess"))
     (output,) = machine.collected["d", 0].outputs
     assert output.error is not None and output.error.param == "speculation"
-
-
-def fields(one: EngineRequest) -> dict[str, object]:
-    return {name: getattr(one, name) for name in one.__struct_fields__}
 
 
 def test_the_length_ends_a_choice_in_the_middle_of_its_drafts() -> None:
@@ -162,6 +158,21 @@ def test_a_stream_that_may_have_drafts_is_not_launched_ahead() -> None:
     assert ahead > 3 and machine.tokens("a") == expected_tokens(PROMPT, 60, VOCAB)
 
 
+def test_background_requests_have_drafts_where_nothing_else_runs() -> None:
+    machine = speculating(num_blocks=200)
+    machine.submit(request("b", PROMPT, 60, background=True))
+    machine.step()
+    machine.step()
+    assert drafted_rows(machine)
+    machine.submit(request("a", PROMPT[:3], 30, speculation="off"))
+    machine.run()
+    for plan in machine.plans:
+        if {row.seq_id for row in plan.rows} == {0, 1}:
+            assert not any(row.draft_token_ids for row in plan.rows)
+    assert machine.tokens("b") == expected_tokens(PROMPT, 60, VOCAB)
+    assert machine.tokens("a") == expected_tokens(PROMPT[:3], 30, VOCAB)
+
+
 def test_drafts_take_no_longer_than_a_prompt_beside_streams_may() -> None:
     for seconds, least, most in ((0.001, 15, 16), (0.01, 4, 8), (0.05, 0, 1)):
         machine = speculating(num_blocks=200)
@@ -204,7 +215,7 @@ class Script:
 
 def constrained(machine: Machine, script: Script) -> None:
     program = OutputProgram((Grammar("regex", "a+"),))
-    machine.submit(EngineRequest(**{**fields(request("a", PROMPT, 12)), "program": program}))
+    machine.submit(msgspec.structs.replace(request("a", PROMPT, 12), program=program))
     machine.take(machine.scheduler.release(0, "a", [script]))
 
 

@@ -424,6 +424,9 @@ def _plan_background(state: State, builder: PlanBuilder, last_step: int | None) 
     foreground = cost.bound(builder.load) if builder.rows else 0.0
     seconds = background_seconds(foreground, 0.0, cost.least)
     due = [seq for seq in state.running_of(background=True) if _is_due(seq)]
+    builder.drafts = 0  # beside the others' rows it has none
+    if due and not builder.rows:
+        speculation.set_draft_budget(state, builder, due)
     for seq in sorted(due, key=lambda s: (s.last_row, s.order)):
         if builder.rows:
             load = builder.load.plus(seq.planned, seq.remaining)

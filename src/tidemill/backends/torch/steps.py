@@ -198,25 +198,24 @@ class StepThread:
         beams: dict[int, candidates.Found | None] = {}
         wanted = inputs.sampling.candidates
         for row, count in enumerate(sampled_positions(inputs).tolist()):
-            end = int(inputs.row_start[row + 1])
-            drafts = inputs.token_ids[end - count + 1 : end].tolist() if count else []
-            logits = rows[row][len(rows[row]) - count :]
-            reached = True
-            for j in range(count):
-                s, token = len(sampled), NOT_REACHED
+            end, reached = int(inputs.row_start[row + 1]), True
+            # The draft that stands behind each sampled position; none behind the last.
+            behind = [*inputs.token_ids[end - count + 1 : end].tolist(), None][:count]
+            for j, draft in enumerate(behind):
+                values, s, token = rows[row][j - count], len(sampled), NOT_REACHED
                 if reached:
                     mask = None
                     if inputs.await_mask[row]:
                         mask = handle.wait_mask(row, j, self._vocab_size())
-                    args = (logits[j], s, inputs.sampling, mask, pending.get(row))
+                    args = (values, s, inputs.sampling, mask, pending.get(row))
                     if wanted is not None and wanted[s]:
                         beams[s] = candidates.find(*args)
                         token = candidates.token_of(beams[s])
                     else:
                         token = sampling.sample(*args)
-                    reached = j < len(drafts) and token == drafts[j]
+                    reached = token == draft
                 sampled.append(token)
-                chosen_rows.append(logits[j])
+                chosen_rows.append(values)
         widths = inputs.sampling.num_logprobs.tolist()
         targets, target_rows, target_widths = self._targets(inputs, rows)
         return StepOutputs(
