@@ -99,6 +99,7 @@ async def test_places_of_a_server_that_is_gone_are_free(location: Location) -> N
         late = NOW + balances.VOID_MS + 1
         assert (await drawn(database, "c", places(10, 0), now=late))[0].granted == 10
         assert await database.write(lambda c: balances.renew(c, "c", late)) == 1
+        assert await database.write(lambda c: balances.renew(c, "d", late)) == 2
     await database.close()
 
 

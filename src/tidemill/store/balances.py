@@ -20,6 +20,8 @@ from tidemill.store.upsert import upsert
 VOID_MS = 15_000
 MINUTE_MS = 60_000
 
+_ALIVE = ""  # level of the row by which a server without places is seen
+
 KEPT_MS = 70 * 86400 * 1000
 """Balances of days and months that are older are removed."""
 
@@ -85,8 +87,10 @@ def draw(connection: Connection, server: str, now_ms: int, wants: Sequence[Draw]
 
 
 def renew(connection: Connection, server: str, now_ms: int) -> int:
-    """Keep the server's places for concurrent requests; returns how many servers hold some."""
+    """Keep the server's places for concurrent requests; returns how many servers there are."""
     now = _clock(connection, now_ms)
+    row = {"server": server, "level": _ALIVE, "subject": "", "held": 0, "at": now}
+    upsert(connection, PLACES, [row], set_=["at"])
     connection.execute(update(PLACES).where(PLACES.c.server == server).values(at=now))
     connection.execute(delete(PLACES).where(PLACES.c.at < now - VOID_MS))
     servers = select(func.count(PLACES.c.server.distinct()))

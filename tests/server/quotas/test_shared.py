@@ -237,6 +237,43 @@ async def test_limits_are_spent_without_the_database_for_a_configured_time(
     await server.treasury.close()
 
 
+async def test_midnight_begins_a_day_for_what_was_drawn_too(database: Database) -> None:
+    server = Server(database, {"tokens_per_day": 1000})
+    before = await server.reserve(600, 0)
+    (await server.reserve(400, 0)).settle(400, 0, 0)
+    await refused(server, 1)
+    server.monotonic = 86_400.0
+    (await server.reserve(1000, 0)).settle(1000, 0, 0)
+    before.settle(100, 0, 0)
+    assert (await refused(server, 1))["code"] == "insufficient_quota"
+    await server.treasury.close()
+
+
+async def test_what_an_idle_server_had_drawn_is_returned(database: Database) -> None:
+    one, two = (Server(database, {"tokens_per_day": 3200}) for _ in range(2))
+    (await one.reserve(10, 0)).settle(10, 0, 0)
+    deadline = asyncio.get_running_loop().time() + 10
+    while one.meters[0].free:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.05)
+    (await two.reserve(3190, 0)).settle(3190, 0, 0)
+    await refused(two, 1)
+    for server in (one, two):
+        await server.treasury.close()
+
+
+async def test_servers_know_how_many_share_a_limit(database: Database) -> None:
+    servers = [Server(database, {"tpm": 60_000}) for _ in range(3)]
+    for server in servers:
+        await server.reserve()
+        await server.treasury._renew(server.now())
+    await servers[0].treasury._renew(servers[0].now())
+    assert servers[0].treasury._servers == 3
+    for server in servers:
+        server.live[0].release()
+        await server.treasury.close()
+
+
 async def test_an_outage_is_no_busy_loop(database: Database) -> None:
     server = Server(database, {"tokens_per_day": 64_000, "soft_tokens_per_day": 10})
     await server.reserve()

@@ -18,7 +18,7 @@ ONE = 16
 where that is more and at most a part in `ONE`. It returns what is more than twice that, so that it
 holds at most an eighth of a limit that no request of it has taken."""
 
-_DECAY = 0.75  # of the demand, from one round to the next: forgotten after half a minute
+_ACTIVE_ROUNDS = 5  # without a request, after which nothing is drawn ahead
 
 _MINUTE = 60.0
 
@@ -45,7 +45,7 @@ class Leased:
     """
 
     __slots__ = (
-        *("_bank", "_biggest", "_demand", "_in_flight", "_look", "_taken", "_touched", "_waiting"),
+        *("_active", "_bank", "_biggest", "_in_flight", "_look", "_taken", "_touched", "_waiting"),
         *("_outage", "_outage_at", "_owed", "_owed_sent", "_period", "_retired", "free", "heard"),
     )
 
@@ -56,7 +56,7 @@ class Leased:
         self._touched = touched
         self._period = 0 if isinstance(bank, Gauge) else bank.period_at(now)
         self._taken = 0  # by requests, since the last round
-        self._demand = 0.0  # of one round, lately
+        self._active = 0  # rounds for which something is drawn ahead
         self._biggest = 0  # need of one request, lately
         self._waiting: list[int] = []  # needs of requests that wait
         self._in_flight = 0
@@ -174,9 +174,9 @@ class Leased:
     def draw(self, now: Now) -> Want | None:
         """What to take from the store or return to it in this round; None: nothing."""
         self._roll(now)
-        self._demand = max(self._taken, self._demand * _DECAY)
-        if self._demand < 0.5:
-            self._demand, self._biggest = 0.0, 0
+        self._active = _ACTIVE_ROUNDS if self._taken else max(0, self._active - 1)
+        if not self._active:
+            self._biggest = 0
         self._taken = 0
         used = max(0, -self.free)
         if used or self._owed >= 1:
@@ -189,7 +189,7 @@ class Leased:
         if self.soft or self._retired:  # nothing is drawn ahead
             return self.rest(now)
         ahead = self._biggest if self._biggest * ONE <= self.amount else 0
-        target = max(self.amount // SHARE, ahead) if self._demand or waiting else 0
+        target = max(self.amount // SHARE, ahead) if self._active or waiting else 0
         if waiting:
             more = sum(waiting) + target - self.free
             least = max(0, min(waiting) - self.free)
@@ -205,7 +205,7 @@ class Leased:
         """Nothing is drawn, wanted or owed."""
         drawn = self.free or self._in_flight or self._owed >= 1
         asked = self._waiting or self._look
-        return not (drawn or asked or self._demand or self._taken)
+        return not (drawn or asked or self._active or self._taken)
 
     @property
     def gone(self) -> bool:

@@ -106,7 +106,7 @@ class Treasury:
         self._returned = asyncio.Event()
         self._round: asyncio.Future[None] | None = None
         self._servers = 1
-        self._renewed = 0.0
+        self._renewed = -math.inf
         self._failed = 0.0
         self._lost = 0.0
         self._outage = outage
@@ -212,8 +212,7 @@ class Treasury:
                 if meter.gone:
                     self._subjects.pop(meter, None)
             await self._draw(wants)
-            due = now.monotonic - self._renewed >= RENEW_SECONDS
-            if due and any(_is_places(meter) for meter in self._touched):
+            if self._touched and now.monotonic - self._renewed >= RENEW_SECONDS:
                 await self._renew(now)
         finally:
             if waiting is not None and not waiting.done():
