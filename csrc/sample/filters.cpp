@@ -109,9 +109,13 @@ Filters::Cut Filters::find(const Distribution& d, float center, double target) {
       const float x = std::fabs(z[i] - center), y = std::fabs(z[j] - center);
       return x < y || (x == y && i < j);
     });
-    for (const int32_t id : ordered_) {
+    for (size_t i = 0; i < ordered_.size(); ++i) {
+      const int32_t id = ordered_[i];
+      const float distance = std::fabs(z[id] - center);
       sum += kCount ? 1.0 : static_cast<double>(d.e[id]);
-      if (sum >= target) return {std::fabs(z[id] - center), id};
+      if (sum < target) continue;
+      const bool last = i + 1 == ordered_.size();
+      return {distance, id, !last && std::fabs(z[ordered_[i + 1]] - center) == distance};
     }
     if (b.high >= kFarthest) return {};  // rounding, or fewer tokens than wanted: all are needed
     b.high = std::min(b.high + b.step, kFarthest);
@@ -119,8 +123,9 @@ Filters::Cut Filters::find(const Distribution& d, float center, double target) {
 }
 
 void Filters::keep(const Distribution& d, float center, const Cut& cut) {
-  if (std::isinf(cut.distance)) return;
+  if (std::isinf(cut.distance)) return;  // all
   drop_far(d.e, d.z, d.n, center, cut.distance);
+  if (!cut.tied) return;
   const int64_t count = gather_between(d.z, d.n, center, std::nextafter(cut.distance, -1.0f),
                                        cut.distance, ids_.ensure(d.n + 1));
   for (int64_t i = 0; i < count; ++i) {

@@ -47,6 +47,7 @@ class Filters {
   struct Cut {
     float distance = std::numeric_limits<float>::infinity();
     int32_t id = std::numeric_limits<int32_t>::max();
+    bool tied = false;  // tokens with a higher id are as far
   };
 
   // Distances between which a cut is: low < its distance <= high; `step` to widen them by.

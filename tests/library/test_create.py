@@ -132,6 +132,13 @@ def test_what_a_toml_file_may_not_say(text: str, said: str, tmp_path: Path) -> N
     assert caught.value.kind == ErrorKind.CONFIG and said in caught.value.message
 
 
+def test_every_sampler_may_be_preset() -> None:
+    given = [("typical_p", "0.9"), ("repeat_last_n", "64"), ("dry_multiplier", "0.8")]
+    found, notes = read_parameters(given, "x")
+    assert found.sampling == {"typical_p": 0.9, "repeat_last_n": 64, "dry_multiplier": 0.8}
+    assert notes == ()
+
+
 def test_no_limit_is_no_value() -> None:
     assert read_parameters([("num_predict", "-1"), ("tfs_z", "1.0")], "x")[0].empty
 

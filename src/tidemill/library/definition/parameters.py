@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tidemill.base.errors import TidemillError, config_error
+from tidemill.contract.samplers import INTEGERS, NUMBERS
 from tidemill.contract.sampling import SamplingParams
 from tidemill.library.manifest import Definition
 
@@ -31,12 +32,12 @@ _VALUES: dict[str, tuple[Callable[[Any], Any], str]] = {
     **dict.fromkeys(
         (
             *("temperature", "top_p", "min_p", "repetition_penalty"),
-            *("presence_penalty", "frequency_penalty", "typical_p"),
+            *("presence_penalty", "frequency_penalty", *NUMBERS),
         ),
         (_number, "a number"),
     ),
     **dict.fromkeys(
-        ("top_k", "seed", "max_tokens", "min_tokens", "max_model_len", "repeat_last_n"),
+        ("top_k", "seed", "max_tokens", "min_tokens", "max_model_len", *INTEGERS),
         (_whole, "a whole number"),
     ),
     "stop": (str, "a text"),
