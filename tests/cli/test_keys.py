@@ -113,7 +113,8 @@ def test_a_key_file_moves_in(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def server(home: Path) -> Iterator[RealServer]:
+def server(home: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealServer]:
+    monkeypatch.setenv("TIDEMILL_DATABASE", database_url)  # of the commands, too
     with RealServer() as found:
         yield found
 

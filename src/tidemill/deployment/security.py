@@ -85,6 +85,11 @@ class SecuritySettings(msgspec.Struct, frozen=True):
         elif self.tls_key is not None or self.tls_client_ca is not None:
             raise config_error("tls-cert", "--tls-key and --tls-client-ca need --tls-cert")
         local = is_loopback(host)
+        if not (local or keys.settled or self.tls_client_ca or self.insecure):
+            # A database server is asked later; what it says must not open this address.
+            assert stored is not None
+            stored.require()
+            say("API keys: those of the database; every route but the probes wants one")
         if not (local or keys.closed or self.tls_client_ca or self.insecure):
             raise config_error(
                 "host",
@@ -99,7 +104,7 @@ class SecuritySettings(msgspec.Struct, frozen=True):
                 f"for there is no API key ({KEY_VARIABLE} or --api-key sets one)"
             )
         own: tuple[str, ...] | None = None
-        if local and not keys.closed and not self.insecure:
+        if local and not (keys.closed and keys.settled) and not self.insecure:
             own = tuple(name.lower() for name in (host, *self.allowed_host))
         return Security(
             keys=keys,
