@@ -127,7 +127,7 @@ def test_every_dialect(server: Recorded, path: str, body: dict[str, Any]) -> Non
 def test_vectors(server: Recorded) -> None:
     answer = server.post("/v1/embeddings", {"model": "tiny", "input": ["abc", "de"]}).json()
     record = server.one()
-    assert record.operation is Operation.EMBED and record.outcome is Outcome.FINISHED
+    assert record.operation == Operation.EMBED and record.outcome == Outcome.FINISHED
     assert record.prompt == answer["usage"]["prompt_tokens"] > 0
     assert (record.generated, record.choices, record.charged) == (0, 2, True)
 

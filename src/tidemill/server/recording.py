@@ -155,7 +155,8 @@ class OpenRecord:
             prompt, cached = measured.prompt_tokens, measured.cached_tokens
             generated, reasoning = measured.completion_tokens, measured.reasoning_tokens
             choices = measured.num_choices
-            finish = ",".join(dict.fromkeys(measured.finish_reasons))
+            reasons = measured.finish_reasons
+            finish = reasons[0] if len(reasons) == 1 else ",".join(dict.fromkeys(reasons))
             charged = outcome in (Outcome.FINISHED, Outcome.CANCELLED)
             if charged and (prices := self._recording.prices):
                 cost = sum(prices.cost(one, *tokens) for one, tokens in measured.spent.items())

@@ -87,7 +87,7 @@ def append(connection: Connection, chain: str, rows: Sequence[Row]) -> None:
     values = []
     for at, kind, actor, subject, detail in rows:
         seq += 1
-        kind, actor, subject = _text(kind)[:_MOST_KIND], _text(actor), _text(subject)
+        kind, actor, subject = _text(kind, _MOST_KIND), _text(actor), _text(subject)
         before = hash_of(before, seq, at, kind, actor, subject, digest_of(detail))
         values.append((chain, seq, at, kind, actor, subject, detail, before))
     connection.exec_driver_sql(_insertion(connection.dialect.name), values)
@@ -216,8 +216,10 @@ def _head_row(chain: str, head: Head) -> dict[str, Any]:
     }
 
 
-def _text(text: str) -> str:
-    return text[:_MOST_TEXT].replace("\0", " ")
+def _text(text: str, most: int = _MOST_TEXT) -> str:
+    if len(text) > most or "\0" in text:
+        return text[:most].replace("\0", " ")
+    return text
 
 
 def _now() -> int:

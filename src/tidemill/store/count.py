@@ -29,6 +29,8 @@ SUMS = (
 
 _decode = msgspec.msgpack.Decoder(RequestRecord).decode
 _detail = msgspec.json.Encoder().encode
+_ADMIN, _GENERATE = Operation.ADMIN.value, Operation.GENERATE.value
+_FINISHED, _REFUSED = Outcome.FINISHED.value, Outcome.REFUSED.value
 
 
 class Tally:
@@ -49,9 +51,9 @@ class Tally:
                 self.unreadable += 1
                 continue
             kind, subject = REQUEST, record.id
-            if record.operation is Operation.ADMIN:
+            if record.operation == _ADMIN:
                 kind, subject = f"{record.method} {record.route}", record.subject
-            elif record.outcome is Outcome.REFUSED:
+            elif record.outcome == _REFUSED:
                 self._refused(record)
             else:
                 self._count(record)
@@ -59,22 +61,21 @@ class Tally:
             self._audited.append(Row(record.at, kind, actor, subject, _detail(record).decode()))
 
     def _count(self, r: RequestRecord) -> None:
-        key = (
-            *(r.key, r.team, r.organisation, r.user),
-            *(r.at // 1000 // HOUR * HOUR, r.model, r.version, r.operation.value),
-        )
+        hour = r.at // 1000 // HOUR * HOUR
+        key = r.key, r.team, r.organisation, r.user, hour, r.model, r.version, r.operation
         total = self._hours.get(key)
         if total is None:
             total = self._hours[key] = [0] * len(SUMS)
         total[0] += 1
-        total[1] += r.outcome is Outcome.CANCELLED
-        total[2] += r.outcome is Outcome.FAILED
+        if r.outcome != _FINISHED:
+            total[1] += r.outcome == Outcome.CANCELLED
+            total[2] += r.outcome == Outcome.FAILED
         if r.charged:
             total[3] += r.prompt
             total[4] += r.cached
             total[5] += r.generated
             total[6] += r.reasoning
-            total[7] += 0 if r.operation is Operation.GENERATE else r.choices
+            total[7] += 0 if r.operation == _GENERATE else r.choices
         total[8] += r.computed or 0
         total[9] += r.cost or 0
         total[10] += r.energy or 0

@@ -42,12 +42,12 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         client: the principal, as for fairness: ``key:NAME`` or ``addr:ADDRESS``.
         method, route: HTTP's, and the route's pattern; never the path.
         subject: of an administrative act, what it was done to.
-        operation: what it wanted.
+        operation: what it wanted, an `Operation` (as text: enums take longer to read).
         model, version: that answered; empty where none was found.
         prompt, cached, generated, reasoning: tokens, as measured. `cached` counts among `prompt`,
             `reasoning` among `generated`.
         choices: how many it asked for, over all prompts.
-        outcome: how it ended.
+        outcome: how it ended, an `Outcome`.
         finish: finish reasons of the choices that ended, each once.
         status: of the HTTP response; 499 where the client left before it.
         code: of the error, else empty.
@@ -72,7 +72,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     method: str = "POST"
     route: str = ""
     subject: str = ""
-    operation: Operation = Operation.NONE
+    operation: str = Operation.NONE.value
     model: str = ""
     version: str = ""
     prompt: int = 0
@@ -80,7 +80,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     generated: int = 0
     reasoning: int = 0
     choices: int = 0
-    outcome: Outcome = Outcome.FINISHED
+    outcome: str = Outcome.FINISHED.value
     finish: str = ""
     status: int = 0
     code: str = ""
