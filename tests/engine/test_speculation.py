@@ -61,6 +61,12 @@ def batch(brook: Brook) -> list[EngineRequest]:
             how |= {"logprobs": 2, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
         if i % 5 == 2:
             how |= {"min_tokens": 30, "logit_bias": {5: -100.0}}
+        if i % 5 == 3:
+            how |= {"dry_multiplier": 0.8, "dry_breaker_ids": (7,), "typical_p": 0.9}
+        if i % 5 == 4:
+            how |= {"xtc_probability": 0.6, "bad_words_ids": ((40, 41),)}
+        if i == 4:  # without a grammar, whose forced tokens no ban prevents
+            how |= {"no_repeat_ngram_size": 7}
         made.append(brook.request(f"r{i}", PROMPT, PROGRAMS[i % 4], **how))
     return made
 
