@@ -82,16 +82,16 @@ def used(quotas: Quotas, name: str) -> int:
 
 
 def test_a_rate_is_refused_with_the_seconds_after_which_it_fits() -> None:
-    with served(key={"tpm": 1200}) as (http, _):
-        answer = complete(http, 200)
-        assert answer.status_code == 200
-        assert answer.headers["x-ratelimit-limit-tokens"] == "1200"
-        refused = [complete(http, 200) for _ in range(6)][-1]
+    with served(key={"tpm": 2400}) as (http, _):
+        refused = complete(http, 200)
+        while refused.status_code == 200:  # far faster than the bucket refills
+            assert refused.headers["x-ratelimit-limit-tokens"] == "2400"
+            refused = complete(http, 200)
         assert refused.status_code == 429
         error = refused.json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert "key '127.0.0.1'" in error["message"]
-        assert "1,200 tokens per minute" in error["message"]
+        assert "2,400 tokens per minute" in error["message"]
         seconds = int(refused.headers["retry-after"])
         assert 1 <= seconds <= 10
         time.sleep(seconds)
@@ -276,10 +276,8 @@ def test_keys_have_the_limits_of_their_file_and_administrators_are_metered(tmp_p
 @pytest.mark.parametrize(
     ("limits", "fit"),
     [
-        ({"tokens_per_day": 1000}, 33),  # of 30 tokens each
-        ({"tokens_per_day": 1000, "rpm": 20}, 20),
-        ({"money_per_day": "0.5"}, 10),  # of 0.05 each
-        ({"money_per_month": "0.5", "soft_tokens_per_day": 1}, 10),
+        ({"tokens_per_day": 1000, "rpm": 500}, 33),  # of 30 tokens each
+        ({"money_per_month": "0.5", "soft_tokens_per_day": 1}, 10),  # of 0.05 each
     ],
 )
 def test_256_concurrent_requests_never_overshoot(limits: dict[str, object], fit: int) -> None:

@@ -267,6 +267,7 @@ async def test_servers_know_how_many_share_a_limit(database: Database) -> None:
     for server in servers:
         await server.reserve()
         await server.treasury._renew(server.now())
+        assert server.treasury._pruned > 0
     await servers[0].treasury._renew(servers[0].now())
     assert servers[0].treasury._servers == 3
     for server in servers:

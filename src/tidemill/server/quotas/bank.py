@@ -62,6 +62,12 @@ class StoreBank:
 
         await self._write(lambda c: balances.leave(c, server))
 
+    async def prune(self, wall: float) -> None:
+        """See `Bank`."""
+        from tidemill.store import balances
+
+        await self._write(lambda c: balances.prune(c, int(wall * 1000)))
+
     async def version(self) -> int:
         """See `Bank`."""
         from tidemill.store import limits

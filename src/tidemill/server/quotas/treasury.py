@@ -31,6 +31,7 @@ POLL_SECONDS = 1.0
 """Between looks whether limits have changed."""
 
 RENEW_SECONDS = 5.0
+PRUNE_SECONDS = 86400.0
 CLOSE_SECONDS = 2.0
 """For returning at the end what was drawn."""
 
@@ -71,6 +72,9 @@ class Bank(Protocol):
     async def leave(self, server: str) -> None:
         """The server ends."""
 
+    async def prune(self, wall: float) -> None:
+        """Remove what is known of days and months that are long over."""
+
     async def version(self) -> int:
         """Differs once limits have changed."""
 
@@ -106,7 +110,7 @@ class Treasury:
         self._returned = asyncio.Event()
         self._round: asyncio.Future[None] | None = None
         self._servers = 1
-        self._renewed = -math.inf
+        self._renewed = self._pruned = -math.inf
         self._failed = 0.0
         self._lost = 0.0
         self._outage = outage
@@ -241,6 +245,9 @@ class Treasury:
         try:
             self._servers = max(1, await self._bank.renew(self.server, now.wall))
             self._renewed = now.monotonic
+            if now.monotonic - self._pruned >= PRUNE_SECONDS:
+                await self._bank.prune(now.wall)
+                self._pruned = now.monotonic
             self._say(None)
         except TidemillError as error:
             self._say(error)
