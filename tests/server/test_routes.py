@@ -15,6 +15,7 @@ import pytest
 from helpers.live_server import fake_context, serving
 from helpers.scripted_engine import ScriptedEngine
 
+from tidemill.server.app import DIALECTS
 from tidemill.server.banner import first_steps
 
 
@@ -269,3 +270,9 @@ def test_many_streams_at_once() -> None:
         for thread in threads:
             thread.join()
     assert len(results) == 32 and len(set(results)) == 4
+
+
+def test_what_is_served_is_not_among_what_is_not() -> None:
+    served = {endpoint.path for dialect in DIALECTS for endpoint in dialect.endpoints}
+    named = {path for dialect in DIALECTS for path in dialect.not_served}
+    assert not served & named

@@ -16,7 +16,7 @@ _EVENTS = ("text/event-stream",)
 # Routes of other servers' native APIs, and the equivalent route here.
 _NOT_SERVED = {
     "/v1beta/models": "/v1/chat/completions",
-    **dict.fromkeys(("/responses", "/v1/responses/compact"), "/v1/responses"),
+    "/responses": "/v1/responses",
 }
 
 OPENAI = Dialect(
