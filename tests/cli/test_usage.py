@@ -123,6 +123,15 @@ def test_old_rows_are_pruned_and_the_rest_stays_valid() -> None:
     ]
 
 
+def test_the_audit_logs_retention() -> None:
+    assert run("audit", "retention").output == "forever\n"
+    assert run("audit", "retention", "90d").output == "90d\n"
+    assert run("audit", "retention").output == "90d\n"
+    assert run("audit", "retention", "forever").output == "forever\n"
+    assert run("audit", "retention").output == "forever\n"
+    assert "is no age" in str(run("audit", "retention", "soon").exception)
+
+
 def test_wrong_use() -> None:
     assert "exclude each other" in str(run("usage", "--json", "--csv").exception)
     assert "needs a database" in str(run("usage", "--database", "none").exception)

@@ -235,6 +235,15 @@ async def test_retention_leaves_a_valid_rest(
     await database.close()
 
 
+async def test_what_is_old_is_pruned_in_parts(location: Location) -> None:
+    database = await filled(location)
+    with sealed_with(KEY):
+        counts = [await database.write(lambda c: prune(c, "s1", 10**9, 8)) for _ in range(4)]
+    assert counts == [8, 8, 4, 0]
+    assert await faults(database) == []
+    await database.close()
+
+
 async def test_everything_may_be_pruned_and_the_chain_goes_on(location: Location) -> None:
     database = await filled(location)
     with sealed_with(KEY):

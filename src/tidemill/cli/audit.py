@@ -16,6 +16,7 @@ from tidemill.cli.declared import argument, command, option
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from tidemill.store.database import Database
     from tidemill.store.verify import ChainReport
 
 audit = click.Group(
@@ -103,10 +104,44 @@ def prune(
 
     before = time_of(age, "age") * 1000
     work = partial(prune_requests, before=before, actor=actor_name())
-    count = with_database(database, lambda opened: opened.write(work))
-    click.echo(f"removed: {count:,} rows")
+
+    async def run(opened: Database) -> int:
+        total = 0
+        while count := await opened.write(work):
+            total += count
+        return total
+
+    click.echo(f"removed: {with_database(database, run):,} rows")
+
+
+def retention(
+    age: str | None = argument(
+        None, help="For how long rows of requests are kept: 90d, forever. Default: show it."
+    ),
+    database: str | None = DATABASE,
+) -> None:
+    """Show or set for how long rows of requests are kept; servers remove older ones by the hour.
+
+    Without it they are kept for ever. What administrators did is kept in any case.
+    """
+    from tidemill.base.errors import config_error
+    from tidemill.store.audit import retention as find
+    from tidemill.store.audit import set_retention
+    from tidemill.store.retention import seconds_of
+
+    if age is None:
+        found = with_database(database, lambda opened: opened.read(find))
+        click.echo("forever" if found is None else f"{found / 86400:g}d")
+        return
+    seconds = seconds_of(age)
+    if seconds is None and age != "forever":
+        raise config_error("age", f"{age!r} is no age: 90d, 12h or forever")
+    work = partial(set_retention, actor=actor_name(), seconds=seconds)
+    with_database(database, lambda opened: opened.write(work))
+    click.echo(age)
 
 
 audit.add_command(command("verify", verify))
 audit.add_command(command("export", export))
 audit.add_command(command("prune", prune))
+audit.add_command(command("retention", retention))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidemill.base.clock import wall
 from tidemill.base.errors import TidemillError
 from tidemill.base.log import get_logger
 from tidemill.contract.prices import Prices
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from tidemill.store.database import Database
 
 log = get_logger(__name__)
+
+PRUNE_SECONDS = 3600.0
+"""How often old rows of the audit log are removed."""
+
+PAUSE_SECONDS = 0.2
+"""Between two transactions of it."""
 
 
 def keep_records(context: ServerContext, home: Path, prices: Prices) -> Recorder:
@@ -42,10 +50,39 @@ def keep_records(context: ServerContext, home: Path, prices: Prices) -> Recorder
 
             await database.write(lambda connection: put(connection, CURRENCY, prices.currency))
 
+    pruning: list[asyncio.Task[None]] = []
+
+    async def opened(database: Database) -> None:
+        pruning.append(asyncio.ensure_future(_prune_old(database)))
+
+    async def closed() -> None:
+        for task in pruning:
+            task.cancel()
+        await asyncio.gather(*pruning, return_exceptions=True)
+
     storage.on_open.insert(0, begin)
+    storage.on_open.append(opened)
+    storage.on_close.append(closed)
     context.recording = Recording(recorder.add, prices)
     context.recorder = recorder
     return recorder
+
+
+async def _prune_old(database: Database) -> None:
+    """Remove rows of the audit log that are older than administrators want them kept."""
+    from tidemill.store.audit import prune_requests, retention
+
+    while True:
+        try:
+            seconds = await database.read(retention)
+            if seconds is not None:
+                before = int((wall() - seconds) * 1000)
+                work = partial(prune_requests, actor="server", before=before)
+                while await database.write(work):
+                    await asyncio.sleep(PAUSE_SECONDS)
+        except Exception as error:
+            log.warning("old rows of the audit log could not be removed, again later: %s", error)
+        await asyncio.sleep(PRUNE_SECONDS)
 
 
 def _use_key(home: Path) -> None:

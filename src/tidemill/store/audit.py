@@ -19,6 +19,7 @@ from tidemill.base.clock import wall
 from tidemill.store.chain import Head, Row, detail_text, digest_of, hash_of, head_message
 from tidemill.store.chain import seal_message as _seal_message
 from tidemill.store.sealing import Sealer
+from tidemill.store.settings import get, put
 from tidemill.store.tables.audit import AUDIT_HEADS, AUDIT_ROWS, AUDIT_SEALS
 from tidemill.store.upsert import upsert
 
@@ -30,6 +31,9 @@ CHAIN_BEGUN = "chain.begin"
 SEAL_ROWS = 1000
 """Rows of a chain between two seals that stay; its head is sealed with every transaction."""
 
+PRUNED_AT_ONCE = 20_000
+
+_RETENTION = "audit.retention"
 _MOST_KIND = 64
 _MOST_TEXT = 128
 _sealer: Sealer | None = None
@@ -143,17 +147,19 @@ def write_head(connection: Connection, chain: str, head: Head) -> None:
     connection.execute(AUDIT_HEADS.update().where(AUDIT_HEADS.c.chain == chain).values(row))
 
 
-def prune(connection: Connection, chain: str, before: int) -> int:
-    """Remove a chain's oldest rows, as far as they are all older than `before` (milliseconds).
+def prune(connection: Connection, chain: str, before: int, most: int = PRUNED_AT_ONCE) -> int:
+    """Remove a chain's oldest rows, as far as they are all older than `before` (milliseconds); at
+    most `most` of them, so that no transaction is long.
 
     The chain's head says where the rest begins. Returns how many were removed; who calls this
     notes it with `record`.
     """
     head = locked_head(connection, chain)
     rows = AUDIT_ROWS.c
-    young = sa.select(sa.func.min(rows.seq)).where(rows.chain == chain, rows.at >= before)
-    first_young = connection.execute(young).scalar()
+    young = sa.select(rows.seq).where(rows.chain == chain, rows.at >= before)
+    first_young = connection.execute(young.order_by(rows.seq).limit(1)).scalar()
     last_old = head.seq if first_young is None else first_young - 1
+    last_old = min(last_old, head.pruned_seq + most)
     if last_old <= head.pruned_seq:
         return 0
     hash_at = sa.select(rows.hash).where(rows.chain == chain, rows.seq == last_old)
@@ -165,14 +171,27 @@ def prune(connection: Connection, chain: str, before: int) -> int:
 
 
 def prune_requests(connection: Connection, actor: str, before: int) -> int:
-    """Prune the chains of all servers, and note it; see `prune`."""
+    """Prune the chains of all servers, and note it; see `prune`. Done when it returns 0."""
     chains = connection.execute(sa.select(AUDIT_HEADS.c.chain).order_by(AUDIT_HEADS.c.chain))
     counts = {
         chain: prune(connection, chain, before) for chain in chains.scalars().all() if chain != ACTS
     }
     removed = {chain: count for chain, count in counts.items() if count}
-    record(connection, actor, "audit.prune", "", {"before": before, "removed": removed})
+    if removed:
+        record(connection, actor, "audit.prune", "", {"before": before, "removed": removed})
     return sum(removed.values())
+
+
+def retention(connection: Connection) -> int | None:
+    """Seconds for which rows of requests are kept; None: for ever."""
+    found = get(connection, _RETENTION)
+    return int(found) if found else None
+
+
+def set_retention(connection: Connection, actor: str, seconds: int | None) -> None:
+    """Set it, and note it."""
+    put(connection, _RETENTION, "" if seconds is None else str(seconds))
+    record(connection, actor, "audit.retention", "", {"seconds": seconds})
 
 
 def erase(connection: Connection, condition: sa.ColumnElement[bool]) -> int:

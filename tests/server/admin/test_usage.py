@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,17 +13,22 @@ import openai
 import pytest
 from helpers.live_server import fake_context, serving
 from helpers.scripted_engine import ScriptedEngine
+from sqlalchemy import select
 
 from tidemill.contract.prices import Prices
 from tidemill.metrics.database import DatabaseMetrics
+from tidemill.server import records
 from tidemill.server.access.auth import Principal
 from tidemill.server.access.keys import Owner, Role
 from tidemill.server.errors import Rejection
 from tidemill.server.records import keep_records
 from tidemill.server.storage import Storage
 from tidemill.server.usage import narrowed
+from tidemill.store import audit
 from tidemill.store.location import location_of
+from tidemill.store.tables.audit import AUDIT_ROWS
 from tidemill.store.usage import Query
+from tidemill.telemetry.record import RequestRecord
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 DAY = 86400
@@ -151,6 +157,35 @@ def test_who_sees_what() -> None:
     ):
         with pytest.raises(Rejection):
             narrowed(query, principal)
+
+
+async def test_servers_remove_what_is_older_than_the_retention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "PRUNE_SECONDS", 0.05)
+    monkeypatch.setattr(records, "PAUSE_SECONDS", 0.0)
+    context = fake_context(ScriptedEngine())
+    location = location_of(None, tmp_path)
+    assert location is not None
+    context.storage = Storage(location, DatabaseMetrics(context.metrics.registry))
+    recorder = keep_records(context, tmp_path, Prices())
+    now = int(time.time() * 1000)
+    for n in range(5):
+        recorder.add(RequestRecord(f"r{n}", at=now - (4 - n) * DAY * 1000))
+    await recorder.flush()
+    database = await context.storage.opened()
+    await database.write(lambda c: audit.set_retention(c, "cli:x", 2 * DAY + 60))
+
+    def kept(c: Any) -> list[str]:
+        rows = AUDIT_ROWS.c
+        return list(c.execute(select(rows.subject).where(rows.kind == "request")).scalars())
+
+    deadline = time.monotonic() + 10
+    while len(await database.read(kept)) > 3 and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    assert sorted(await database.read(kept)) == ["r2", "r3", "r4"]
+    await recorder.close()
+    await context.storage.close()
 
 
 def test_without_a_database_it_says_so() -> None:
