@@ -191,11 +191,19 @@ class Script:
 
     masked = False
     complete = False
-    repeats = False
 
-    def __init__(self, forbids: int = 1000, forces: dict[int, tuple[int, ...]] | None = None):
+    def __init__(
+        self,
+        forbids: int = 1000,
+        forces: dict[int, tuple[int, ...]] | None = None,
+        repeats: int = 1000,
+    ) -> None:
         self.accepted: list[int] = []
-        self._forbids, self._forces = forbids, forces or {}
+        self._forbids, self._forces, self._repeats = forbids, forces or {}, repeats
+
+    @property
+    def repeats(self) -> bool:
+        return len(self.accepted) >= self._repeats
 
     def allows(self, token_id: int) -> bool:
         return len(self.accepted) != self._forbids
@@ -213,9 +221,10 @@ class Script:
         return self._forces.get(len(self.accepted), ())
 
 
-def constrained(machine: Machine, script: Script) -> None:
+def constrained(machine: Machine, script: Script, max_tokens: int | None = 12) -> None:
     program = OutputProgram((Grammar("regex", "a+"),))
-    machine.submit(msgspec.structs.replace(request("a", PROMPT, 12), program=program))
+    one = request("a", PROMPT, max_tokens)  # type: ignore[arg-type]
+    machine.submit(msgspec.structs.replace(one, program=program))
     machine.take(machine.scheduler.release(0, "a", [script]))
 
 
@@ -227,6 +236,18 @@ def test_drafts_that_the_constraint_forbids_are_cut() -> None:
     assert script.accepted == machine.tokens("a") == expected_tokens(PROMPT, 12, VOCAB)
     first = drafted_rows(machine)[0]
     assert len(first.draft_token_ids) == 4, "the first token came without drafts"
+
+
+def test_what_ends_amid_right_drafts_publishes_known_tokens_alone() -> None:
+    machine = speculating()
+    constrained(machine, Script(repeats=6), None)
+    published = []
+    add = machine.memory._indices[0].add
+    machine.memory._indices[0].add = lambda key, block: (published.append(key), add(key, block))
+    machine.run()
+    want = expected_tokens(PROMPT, 6, VOCAB)
+    assert machine.tokens("a") == want and drafted_rows(machine)
+    assert len(published) == (len(PROMPT) + 6) // 4, "full blocks of known tokens"
 
 
 def test_forced_tokens_follow_accepted_drafts_and_align_the_next() -> None:
