@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from helpers.real_server import RealServer
 
+from tidemill.cli.db import db
 from tidemill.cli.keys import keys
 from tidemill.cli.teams import teams, users
 
@@ -80,6 +81,15 @@ def test_teams_and_users(home: Path) -> None:
     assert _json("users", "change", "carol", "--disable")["disabled"] is True
     assert [u["name"] for u in _json("users", "list", "--team", "find")["users"]] == ["carol"]
     assert [t["name"] for t in _json("teams", "list")["teams"]] == ["find"]
+
+
+def test_the_schema_goes_back_and_forth_and_keeps_the_keys(home: Path) -> None:
+    _json("keys", "create", "ann")
+    for arguments in (("--to", "0001"), ()):
+        assert CliRunner().invoke(db, ["migrate", *arguments]).exit_code == 0
+        assert [k["name"] for k in _json("keys", "list")["keys"]] == ["ann"]
+    found = CliRunner().invoke(db, ["migrate", "--to", "base"])
+    assert "remove everything" in str(found.exception)
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,15 @@ async def test_a_database_of_a_newer_program_or_another_is_refused(location: Loc
     await database.close()
 
 
+async def test_a_revision_that_does_not_exist_is_said(location: Location) -> None:
+    database = Database(location)
+    await database.open()
+    with pytest.raises(TidemillError, match="no revision '0999'"):
+        await database.migrate("0999")
+    assert await database.read(revision_of) == HEAD
+    await database.close()
+
+
 async def test_another_programs_tables_are_left_alone(location: Location) -> None:
     database = Database(location)
     await database.open()

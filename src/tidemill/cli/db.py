@@ -109,11 +109,36 @@ def _age(seconds: int) -> str:
     return f"{seconds}s"
 
 
+def migrate(
+    to: str | None = option(
+        None, help="A revision, such as 0003, before an older version of Tidemill is installed."
+    ),
+    database: str | None = DATABASE,
+) -> None:
+    """Bring the database to this version's schema, or back to an older revision, and print it.
+
+    Servers do the former when they open it. Going back drops what only newer versions keep: make a
+    backup first, and stop the servers, which would bring it forward again.
+    """
+    from tidemill.store.database import Database
+    from tidemill.store.migrations.migrate import BASE
+    from tidemill.store.schema import HEAD
+
+    if to == BASE:
+        raise config_error("to", "--to base would remove everything; drop the database instead")
+
+    async def work(opened: Database) -> None:
+        await opened.migrate(to or HEAD)
+
+    with_database(database, work)
+    click.echo(to or HEAD)
+
+
 db = click.Group(
     "db",
     help="Back the database up, and remove what is no longer to be kept (docs/content.md).",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for _function in (backup, purge, retention):
+for _function in (backup, purge, retention, migrate):
     db.add_command(command(_function.__name__, _function))

@@ -27,6 +27,9 @@ FOLDER = Path(__file__).parent
 # Any number that no other program takes for the same purpose.
 _LOCK = 0x7469_6465
 
+BASE = "base"
+"""The revision of a database without tables."""
+
 
 def revision_of(connection: Connection) -> str | None:
     """The database's revision; None: it has no table of this program."""
@@ -123,13 +126,19 @@ def run_revisions(connection: Connection, found: str | None, target: str) -> Non
     from alembic.runtime.migration import MigrationContext
 
     chain = script()
-    if found is not None and found not in {each.revision for each in chain.walk_revisions()}:
+    known = sorted(each.revision for each in chain.walk_revisions())
+    if target not in known and target != BASE:
+        raise config_error(
+            "to",
+            f"there is no revision {target[:32]!r} of the database; there are {', '.join(known)}",
+        )
+    if found is not None and found not in known:
         raise config_error(
             "database",
             f"the database is at revision {found}, which is newer than this version of Tidemill "
             f"knows ({HEAD}): update Tidemill, or restore a backup",
         )
-    up = target != "base" and (found is None or found < target)
+    up = target != BASE and (found is None or found < target)
     steps = chain._upgrade_revs if up else chain._downgrade_revs
     context = MigrationContext.configure(
         connection,
@@ -141,5 +150,5 @@ def run_revisions(connection: Connection, found: str | None, target: str) -> Non
     )
     with Operations.context(context):
         context.run_migrations()
-    if target == "base":
+    if target == BASE:
         connection.execute(text(f"DROP TABLE {VERSION_TABLE}"))
