@@ -76,6 +76,9 @@ def test_a_request_says_what_drafts_for_it() -> None:
     machine.submit(request("d", PROMPT, 9, speculation="guess"))
     (output,) = machine.collected["d", 0].outputs
     assert output.error is not None and output.error.param == "speculation"
+    machine.submit(request("e", PROMPT, 9, prediction=(5, VOCAB)))
+    (output,) = machine.collected["e", 0].outputs
+    assert output.error is not None and output.error.param == "prediction"
 
 
 def test_the_length_ends_a_choice_in_the_middle_of_its_drafts() -> None:

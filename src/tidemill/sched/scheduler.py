@@ -219,6 +219,9 @@ class Scheduler:
             longest = len(prompt) + (sampling.max_tokens or self.max_len)
             if why := beams.too_large(self._state, request, min(self.max_len, longest)):
                 raise bad_request("beam_width", why)
+        expected = request.prediction
+        if expected and vocab is not None and not (min(expected) >= 0 and max(expected) < vocab):
+            raise bad_request("prediction", f"token ids must be between 0 and {vocab - 1}")
         if request.speculation is not None and request.speculation not in DRAFTERS:
             raise bad_request(
                 "speculation",
