@@ -111,7 +111,7 @@ def test_promise_1_hostile_requests_change_nothing_for_others(server: RealServer
     ("field", "value"),
     [
         ("temprature", 0.5),
-        ("best_of", 3),
+        ("mirostat", 2),
         ("tools", [{"type": "web_search"}]),
         ("tool_choice", "required"),
         ("response_format", {"type": "xml"}),
@@ -120,7 +120,7 @@ def test_promise_1_hostile_requests_change_nothing_for_others(server: RealServer
         ("service_tier", "scale"),
         ("reasoning_effort", "most"),
         ("functions", [{"name": "f"}]),
-        ("cache_prompt", False),
+        ("context_shift", True),
     ],
 )
 def test_promise_2_what_cannot_be_done_is_a_400(
