@@ -46,7 +46,7 @@ def test_a_batch_is_charged_and_a_line_that_never_fits_fails(tmp_path: Path) -> 
     assert len(usage) == 2
     error = json.loads(failed)["response"]["body"]["error"]
     assert error["code"] == "request_exceeds_limit"
-    (account,) = (one for one in quotas._accounts.values() if one.subject[0] is Level.SERVER)
+    (account,) = (one for one in quotas.accounts if one.subject[0] is Level.SERVER)
     left = {m.measure.name: m.remaining(quotas.ledger.now()) for m in account.meters}
     assert left == {"tokens_per_day": 100 - sum(usage), "requests_per_day": 7}
 

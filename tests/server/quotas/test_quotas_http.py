@@ -74,7 +74,7 @@ def used(quotas: Quotas, name: str) -> int:
     now = quotas.ledger.now()
     (meter,) = (
         meter
-        for account in quotas._accounts.values()
+        for account in quotas.accounts
         for meter in account.meters
         if meter.measure.name == name
     )

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -44,7 +44,11 @@ class Flaky(StoreBank):
     """A bank that fails before or after it commits, on request."""
 
     fail = ""
-    draws = 0
+    draws = pruned = 0
+
+    async def prune(self, wall: float) -> None:
+        self.pruned += 1
+        await super().prune(wall)
 
     async def renew(self, server: str, wall: float) -> int:
         if self.fail:
@@ -63,6 +67,14 @@ class Flaky(StoreBank):
         return found
 
 
+class Live(NamedTuple):
+    """A request in flight, and its most tokens."""
+
+    held: Held
+    prompt: int
+    most: int
+
+
 @dataclass
 class Server:
     """One server's quotas over a database."""
@@ -71,11 +83,12 @@ class Server:
     limits: dict[str, object]
     level: Level = Level.KEY
     monotonic: float = 0.0
-    live: list[Held] = field(default_factory=list)
+    outage: float = 3600.0
+    live: list[Live] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.bank = Flaky(cast(Storage, Opened(self.database)))
-        self.treasury = Treasury(self.bank, self.now)
+        self.treasury = Treasury(self.bank, self.now, self.outage)
         defaults = Defaults({self.level: parse_limits(self.limits)})
         self.quotas = Quotas(defaults, Prices(), clock=self.now, treasury=self.treasury)
 
@@ -89,19 +102,16 @@ class Server:
 
     async def reserve(self, prompt: int = 10, most: int = 20) -> Held:
         held = await self.request().reserve("m", prompt, most, most)
-        self.live.append(held)
+        self.live.append(Live(held, prompt, most))
         return held
 
     @property
     def meters(self) -> list[Leased]:
-        return list(self.treasury._subjects)
+        return list(self.treasury.meters)
 
     async def kill(self) -> None:
         """As by SIGKILL: nothing is returned."""
-        self.treasury._closed = True
-        if self.treasury._task is not None:
-            self.treasury._task.cancel()
-            await asyncio.gather(self.treasury._task, return_exceptions=True)
+        await self.treasury.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -142,8 +152,8 @@ async def test_a_storm_of_256_requests_admits_exactly_what_fits(database: Databa
     found = await asyncio.gather(*(server.reserve() for _ in range(256)), return_exceptions=True)
     assert sum(isinstance(one, Held) for one in found) == 33
     assert server.bank.draws < 20, "draws are gathered"
-    for held in server.live:
-        held.settle(10, 0, 20)
+    for live in server.live:
+        live.held.settle(10, 0, 20)
     await server.treasury.close()
 
 
@@ -155,7 +165,7 @@ async def test_what_was_used_outlives_a_restart_exactly_and_a_kill_without_overs
     for _ in range(10):
         (await first.reserve()).settle(10, 0, 20)
     await first.reserve(100, 0)  # ended by the shutdown
-    first.live[-1].release()
+    first.live[-1].held.release()
     await first.treasury.close()
     second = Server(database, limits)
     assert await _rest(second) == 6100
@@ -218,8 +228,7 @@ async def test_an_outage_is_spent_from_what_was_drawn(database: Database, fail: 
 async def test_limits_are_spent_without_the_database_for_a_configured_time(
     database: Database,
 ) -> None:
-    server = Server(database, {"tokens_per_day": 64_000})
-    server.treasury._outage = 0.1
+    server = Server(database, {"tokens_per_day": 64_000}, outage=0.1)
     await server.reserve()
     server.bank.fail = "before"
     server.meters[0].look()
@@ -262,16 +271,20 @@ async def test_what_an_idle_server_had_drawn_is_returned(database: Database) -> 
         await server.treasury.close()
 
 
-async def test_servers_know_how_many_share_a_limit(database: Database) -> None:
+async def test_servers_know_how_many_share_a_limit(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(treasury, "RENEW_SECONDS", 0.05)
     servers = [Server(database, {"tpm": 60_000}) for _ in range(3)]
     for server in servers:
         await server.reserve()
-        await server.treasury._renew(server.now())
-        assert server.treasury._pruned > 0
-    await servers[0].treasury._renew(servers[0].now())
-    assert servers[0].treasury._servers == 3
+    deadline = asyncio.get_running_loop().time() + 10
+    while servers[0].treasury.servers != 3:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.02)
+    assert servers[0].bank.pruned == 1, "once a day"
     for server in servers:
-        server.live[0].release()
+        server.live[0].held.release()
         await server.treasury.close()
 
 
@@ -342,27 +355,24 @@ async def test_random_servers_kills_and_outages_never_exceed(database: Database,
             except Rejection as error:
                 assert error.problem.status in (429, 503)
         elif action < 0.97 and server.live:
-            held = server.live.pop(rng.randrange(len(server.live)))
-            most = held._reservation._cost
-            tokens = rng.randrange(most.most + 1)
+            one = server.live.pop(rng.randrange(len(server.live)))
+            tokens = rng.randrange(one.most + 1)
             if rng.random() < 0.2:
-                held.release()
+                one.held.release()
             else:
-                held.settle(most.prompt, 0, tokens)
-                used += most.prompt + tokens
+                one.held.settle(one.prompt, 0, tokens)
+                used += one.prompt + tokens
         elif action > 0.98:
             await server.kill()
-            used += sum(
-                h._reservation._cost.prompt + h._reservation._cost.most for h in server.live
-            )
+            used += sum(one.prompt + one.most for one in server.live)
             servers[step % 3] = Server(database, limits)
-        costs = (held._reservation._cost for one in servers for held in one.live)
-        assert used + sum(cost.prompt + cost.most for cost in costs) <= limit
+        live = (one for each in servers for one in each.live)
+        assert used + sum(one.prompt + one.most for one in live) <= limit
     for server in servers:
         server.bank.fail = ""
-        for held in server.live:
-            used += held._reservation._cost.prompt
-            held.settle(held._reservation._cost.prompt, 0, 0)
+        for one in server.live:
+            used += one.prompt
+            one.held.settle(one.prompt, 0, 0)
         await server.treasury.close()
         assert server.quotas.ledger.open == 0
     assert used <= limit

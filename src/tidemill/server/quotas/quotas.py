@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tidemill.base.clock import monotonic, wall
 from tidemill.contract.prices import Prices
@@ -78,6 +78,11 @@ class Quotas:
         self._accounts: OrderedDict[Subject, Account] = OrderedDict()
         # Of a client: whose it is, its limits in a key file, and its accounts that have limits.
         self._known: dict[str, tuple[Owner, Limits, list[Account]]] = {}
+
+    @property
+    def accounts(self) -> Collection[Account]:
+        """The accounts of those who were seen lately."""
+        return self._accounts.values()
 
     def set_limits(self, own: Mapping[Subject, Limits]) -> None:
         """Replace the limits that subjects have of their own; what is used stays used."""

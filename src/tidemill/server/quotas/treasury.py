@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from tidemill.base.errors import TidemillError
@@ -95,6 +95,7 @@ class Treasury:
 
     Attributes:
         server: the name of this server's leases.
+        servers: how many shared limits when the store was last asked.
         answers: the store answered last time.
     """
 
@@ -109,7 +110,7 @@ class Treasury:
         self._asked = asyncio.Event()
         self._returned = asyncio.Event()
         self._round: asyncio.Future[None] | None = None
-        self._servers = 1
+        self.servers = 1
         self._renewed = self._pruned = -math.inf
         self._failed = 0.0
         self._lost = 0.0
@@ -152,13 +153,22 @@ class Treasury:
             self._failed = self._clock().monotonic  # one request asks for all
             await self._renew(self._clock())
 
-    async def close(self) -> None:
-        """Return what was drawn and not used."""
+    @property
+    def meters(self) -> Collection[Leased]:
+        """The meters of all limits."""
+        return self._subjects.keys()
+
+    async def stop(self) -> None:
+        """Draw no more; what was drawn stays taken."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+
+    async def close(self) -> None:
+        """Return what was drawn and not used, and draw no more."""
+        await self.stop()
         if not self._subjects or not self.answers:
             return
         try:
@@ -233,7 +243,7 @@ class Treasury:
         except TidemillError as error:
             now = self._clock()
             for meter, want in wants:
-                meter.lost(want, self._servers, now)
+                meter.lost(want, self.servers, now)
             self._say(error)
             return
         now = self._clock()
@@ -243,7 +253,7 @@ class Treasury:
 
     async def _renew(self, now: Now) -> None:
         try:
-            self._servers = max(1, await self._bank.renew(self.server, now.wall))
+            self.servers = max(1, await self._bank.renew(self.server, now.wall))
             self._renewed = now.monotonic
             if now.monotonic - self._pruned >= PRUNE_SECONDS:
                 await self._bank.prune(now.wall)
