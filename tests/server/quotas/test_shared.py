@@ -288,6 +288,23 @@ async def test_servers_know_how_many_share_a_limit(
         await server.treasury.close()
 
 
+async def test_what_may_have_been_returned_is_not_spent(database: Database) -> None:
+    """The store has it back, and the server was not told so."""
+    one, two = (Server(database, {"tokens_per_day": 3200}) for _ in range(2))
+    (await one.reserve(10, 0)).settle(10, 0, 0)
+    assert one.meters[0].free > 0
+    one.bank.fail = "after"
+    deadline = asyncio.get_running_loop().time() + 10
+    while one.treasury.answers:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.02)
+    (await two.reserve(3190, 0)).settle(3190, 0, 0)
+    with pytest.raises(Rejection):
+        await one.reserve(1, 0)
+    for server in (one, two):
+        await server.kill()
+
+
 async def test_an_outage_is_no_busy_loop(database: Database) -> None:
     server = Server(database, {"tokens_per_day": 64_000, "soft_tokens_per_day": 10})
     await server.reserve()
