@@ -164,6 +164,23 @@ async def test_a_database_that_is_not_there_admits_nobody(
     await storage.close()
 
 
+async def test_keys_of_another_secret_are_said_at_once(
+    location: Location, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = await _create(database, tmp_path, "ann")
+    stored = StoredKeys(location, tmp_path / "another")
+    storage = _storage(location)
+    stored.follow(storage)
+    began = module.monotonic()
+    with pytest.raises(Rejection) as caught:
+        await stored.find(made["key"])
+    assert module.monotonic() - began < module.SETTLE_SECONDS
+    assert caught.value.problem.status == 503
+    assert stored.closed
+    await _until(lambda: "TIDEMILL_SECRET" in caplog.text)
+    await storage.close()
+
+
 async def test_a_damaged_file_admits_nobody(tmp_path: Path) -> None:
     (tmp_path / "tidemill.db").write_bytes(b"SQLite format 3\0" + b"x" * 8192)
     location = location_of(None, tmp_path)

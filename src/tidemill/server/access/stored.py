@@ -72,6 +72,7 @@ class StoredKeys:
         self._teams: dict[str, Owner] = {}
         self._version = -1
         self._answered = monotonic()
+        self._failing = False
         self._storage: Storage | None = None
         self._task: asyncio.Task[None] | None = None
         self.taken: Callable[[], frozenset[str]] = frozenset
@@ -117,12 +118,14 @@ class StoredKeys:
         while True:
             try:
                 await self._look(storage)
-                said = ""
+                said, self._failing = "", False
             except TidemillError as error:
+                self._failing = True
                 if error.message != said:
                     log.error("the keys of the database stay as they were: %s", error.message)
                 said = error.message
             except Exception:
+                self._failing = True
                 log.exception("the keys of the database stay as they were")
             await asyncio.sleep(POLL_SECONDS)
 
@@ -189,13 +192,14 @@ class StoredKeys:
     async def _wait(self) -> None:
         """Wait until the keys were read once."""
         deadline = monotonic() + SETTLE_SECONDS
-        while self._keys is None and monotonic() < deadline:
+        # Once an attempt has failed, requests do not wait for the next one.
+        while self._keys is None and monotonic() < deadline and not self._failing:
             if self._storage is not None:
                 with contextlib.suppress(TidemillError):
                     await self._storage.opened(deadline - monotonic())
             await asyncio.sleep(0.02)
         if self._keys is None:
-            raise _unavailable(f"the database of keys did not answer within {SETTLE_SECONDS:g} s")
+            raise _unavailable("the keys cannot be read from the database; the log says why")
 
     async def find(self, token: str) -> Key | None:
         """See `KeyStore`. The table is searched by the token's keyed hash, of which whoever guesses
