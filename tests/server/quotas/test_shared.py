@@ -51,7 +51,7 @@ class Flaky(StoreBank):
         await super().prune(wall)
 
     async def renew(self, server: str, wall: float) -> int:
-        if self.fail:
+        if self.fail == "before":
             raise TidemillError(ErrorKind.DATABASE, "gone")
         return await super().renew(server, wall)
 
