@@ -65,7 +65,7 @@ def test_a_command_is_the_same_alone_and_among_all() -> None:
             with command.make_context(name, [], resilient_parsing=True) as context:
                 texts.append(command.get_help(context))
         assert texts[0] == texts[1] and "--help" in texts[0]
-    assert "Did you mean 'serve'" in tidemill("serv").stderr
+    assert "Did you mean 'doctor'" in tidemill("docto").stderr
 
 
 def test_packed_lists_and_clears(tmp_path: Path) -> None:
