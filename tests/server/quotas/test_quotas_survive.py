@@ -48,9 +48,11 @@ class Storm:
             except httpx.HTTPError:
                 return
             if answer.status_code == 429:
-                assert answer.json()["error"]["code"] == "insufficient_quota"
-                self.refused += 1
-                return
+                if answer.json()["error"]["code"] == "insufficient_quota":
+                    self.refused += 1
+                    return
+                await asyncio.sleep(0.1)  # requests in flight may give something back
+                continue
             assert answer.status_code == 200, answer.text
             self.tokens += answer.json()["usage"]["total_tokens"]
             self.answered += 1
