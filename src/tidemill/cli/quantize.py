@@ -67,8 +67,12 @@ def convert(
         help="From GGUF to a folder: write quantized weights as f32 (exact), bf16 or f16; they are "
         "refused without it.",
     ),
+    merge: Path | None = option(
+        None,
+        help="An adapter (a folder of PEFT's, or a GGUF LoRA file) to merge into the weights.",
+    ),
 ) -> None:
-    """Write a model in another container, every value kept."""
+    """Write a model in another container, every value kept, or with an adapter merged."""
     from tidemill.cli.defined import files_of
     from tidemill.cli.progress import bar
     from tidemill.convert import pipeline
@@ -76,7 +80,10 @@ def convert(
 
     report = Report(click.echo, bar)
     source = files_of(model) or model
-    _show(out, pipeline.convert(source, out, dequantize, overwrite=overwrite, report=report))
+    written = pipeline.convert(
+        source, out, dequantize, adapter=merge, overwrite=overwrite, report=report
+    )
+    _show(out, written)
 
 
 def _text(path: Path, option: str) -> str:

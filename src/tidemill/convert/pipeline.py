@@ -12,8 +12,8 @@ from tidemill.convert.folder.integers import TYPES
 from tidemill.convert.gguf.tensors import GGUF_TYPES
 from tidemill.convert.output import Loss, check_target
 from tidemill.convert.report import SILENT, Report
-from tidemill.convert.to_folder import FLOATS, folder_to_folder, gguf_to_folder
-from tidemill.convert.to_gguf import folder_to_gguf, gguf_to_gguf
+from tidemill.convert.to_folder import FLOATS, folder_to_folder, gguf_to_folder, merged_folder
+from tidemill.convert.to_gguf import folder_to_gguf, gguf_to_gguf, merged_gguf
 from tidemill.loading.locate import locate
 
 # llama.cpp's names of mixtures -> the equivalent types here.
@@ -114,6 +114,7 @@ def convert(
     out: Path,
     dequantize: str | None = None,
     *,
+    adapter: Path | None = None,
     overwrite: bool = False,
     report: Report = SILENT,
 ) -> Written:
@@ -123,14 +124,15 @@ def convert(
         model, out: see `quantize`.
         dequantize: a key of `FLOATS`, for the quantized weights of a GGUF file, which a folder
             cannot hold.
+        adapter: merged into the weights; see `open_adapter`.
 
     Raises:
-        TidemillError: see `quantize`.
+        TidemillError: see `quantize`, `open_adapter` and `merge.merged`.
     """
     if dequantize is not None and dequantize not in FLOATS:
         known = ", ".join(FLOATS)
         raise config_error("dequantize", f"--dequantize {dequantize!r} is not known; it is {known}")
-    return _write(model, out, None, dequantize, overwrite, report)
+    return _write(model, out, None, dequantize, overwrite, report, adapter)
 
 
 def _is_gguf(out: Path) -> bool:
@@ -139,7 +141,7 @@ def _is_gguf(out: Path) -> bool:
 
 def _write(
     model: str | Path, out: Path, kind: str | None, dequantize: str | None, overwrite: bool,
-    report: Report,
+    report: Report, adapter: Path | None = None,
 ) -> Written:  # fmt: skip
     source, _ = locate(model)
     check_target(out, source, overwrite)
@@ -147,13 +149,18 @@ def _write(
     from_gguf, to_gguf = source.is_file(), _is_gguf(out)
     if dequantize is not None and (to_gguf or not from_gguf):
         raise config_error("dequantize", "--dequantize belongs to a GGUF file written as a folder")
-    if to_gguf:
-        write = gguf_to_gguf if from_gguf else folder_to_gguf
-        write(source, out, kind, loss, report)
+    if to_gguf and not from_gguf:
+        folder_to_gguf(source, out, kind, loss, report, adapter)
+    elif to_gguf and adapter is not None:
+        merged_gguf(source, out, adapter, loss, report)
+    elif to_gguf:
+        gguf_to_gguf(source, out, kind, loss, report)
+    elif not from_gguf and adapter is not None:
+        merged_folder(source, out, adapter, report)
     elif not from_gguf:
         folder_to_folder(source, out, kind, loss, report)
     elif kind is None:
-        gguf_to_folder(source, out, dequantize, report)
+        gguf_to_folder(source, out, dequantize, report, adapter)
     else:
         raise unsupported(
             "out", "a quantized folder is made from a folder: convert the GGUF file to one first"

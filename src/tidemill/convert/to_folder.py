@@ -11,14 +11,33 @@ from tidemill.convert.folder.names import folder_tensors
 from tidemill.convert.folder.side_files import copy_side_files, text_files
 from tidemill.convert.folder.tensors import to_folder
 from tidemill.convert.folder.writer import write_safetensors
+from tidemill.convert.merge import check_float, note_untied, opened, stored_tensors
 from tidemill.convert.output import Loss
 from tidemill.convert.report import Report
 from tidemill.loading.checkpoint import open_model
-from tidemill.loading.gguf_model import open_file
-from tidemill.models.registry import FAMILIES
+from tidemill.loading.huggingface import read_tensors
+from tidemill.models.registry import ENCODERS, FAMILIES
 
 # Values of --dequantize -> safetensors types.
 FLOATS = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
+
+
+def merged_folder(source: Path, out: Path, adapter: Path, report: Report) -> None:
+    """Write a folder with an adapter merged; what it does not change is copied.
+
+    Raises:
+        TidemillError: UNSUPPORTED for changed weights that are quantized; see `merge.merged`.
+    """
+    files, identity = opened(source, adapter)
+    check_float(files)
+    family = next(f for f in (*FAMILIES, *ENCODERS) if f.name == files.spec.family)
+    tensors = stored_tensors(files, read_tensors(source), family.rules, Loss())
+    out.mkdir(exist_ok=True)
+    with report.writing(tensors) as tell:
+        write_safetensors(out, tensors, identity, tell)
+    copy_side_files(source, out, None)
+    if files.config.get("tie_word_embeddings") is False:
+        note_untied(out)
 
 
 def folder_to_folder(source: Path, out: Path, kind: str | None, loss: Loss, report: Report) -> None:
@@ -40,16 +59,19 @@ def folder_to_folder(source: Path, out: Path, kind: str | None, loss: Loss, repo
     copy_side_files(source, out, section)
 
 
-def gguf_to_folder(source: Path, out: Path, dequantize: str | None, report: Report) -> None:
+def gguf_to_folder(
+    source: Path, out: Path, dequantize: str | None, report: Report, adapter: Path | None = None
+) -> None:
     """Write safetensors, config.json, the tokenizer and the chat templates.
 
     Args:
+        adapter: merged into the weights.
         dequantize: a key of `FLOATS`; None rejects quantized weights.
 
     Raises:
         TidemillError: UNSUPPORTED if a folder cannot represent the model.
     """
-    files = open_file(source)
+    files, identity = opened(source, adapter)
     family = next(f for f in FAMILIES if f.name == files.spec.family)
     dequantized_type = None if dequantize is None else FLOATS[dequantize]
     tensors = folder_tensors(files.spec, family, files.tensors, dequantized_type)
@@ -60,7 +82,7 @@ def gguf_to_folder(source: Path, out: Path, dequantize: str | None, report: Repo
     text = text_files(files)
     out.mkdir(exist_ok=True)
     with report.writing(tensors) as tell:
-        write_safetensors(out, tensors, f"{files.digest().hex()} {dequantize}", tell)
+        write_safetensors(out, tensors, f"{identity} {dequantize}", tell)
     text["config.json"] = json.dumps(config, indent=2, ensure_ascii=False)
     for name, content in text.items():
         path = out / name

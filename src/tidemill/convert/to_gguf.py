@@ -11,10 +11,10 @@ from tidemill.convert.gguf.metadata import vocabulary
 from tidemill.convert.gguf.shape import gguf_family, shape_metadata
 from tidemill.convert.gguf.tensors import from_gguf, to_gguf
 from tidemill.convert.gguf.writer import write_gguf
+from tidemill.convert.merge import check_float, opened, stored_tensors
 from tidemill.convert.output import Loss, OutTensor
 from tidemill.convert.report import Report
 from tidemill.convert.word_rule import check_same, find_rule
-from tidemill.loading.checkpoint import open_model
 from tidemill.loading.formats.gguf import GgufFile
 from tidemill.loading.formats.gguf_split import read_model
 from tidemill.loading.parts import ModelFiles
@@ -33,20 +33,42 @@ def gguf_to_gguf(source: Path, out: Path, kind: str | None, loss: Loss, report: 
     _save(out, metadata, list(from_gguf(file, kind, loss)), _identity(file, kind), report)
 
 
-def folder_to_gguf(source: Path, out: Path, kind: str | None, loss: Loss, report: Report) -> None:
+def merged_gguf(source: Path, out: Path, adapter: Path, loss: Loss, report: Report) -> None:
+    """Write a GGUF file (its parts joined) with an adapter merged, in the types of the source; what
+    the adapter does not change is copied.
+
+    Raises:
+        TidemillError: see `merge.stored_tensors`.
+    """
+    file = read_model(source)
+    files, identity = opened(source, adapter)
+    family = gguf_family(files)
+    assert family.gguf is not None
+    metadata = {k: v for k, v in file.metadata.items() if not k.startswith("split.")}
+    tensors = stored_tensors(files, file.tensors, family.gguf.rules, loss)
+    _save(out, metadata, tensors, identity, report)
+
+
+def folder_to_gguf(
+    source: Path, out: Path, kind: str | None, loss: Loss, report: Report,
+    adapter: Path | None = None,
+) -> None:  # fmt: skip
     """Write a folder's decoder and its vocabulary.
 
     Args:
+        adapter: merged into the weights.
         kind: a key of `GGUF_TYPES`; None keeps types.
 
     Raises:
         TidemillError: UNSUPPORTED if GGUF cannot represent the model or its vocabulary.
     """
-    files = open_model(source)
+    files, weights = opened(source, adapter)
+    if adapter is not None:
+        check_float(files)
     metadata = shape_metadata(files, gguf_family(files)) | _vocabulary(files)
     if files.other_parts:
         report.say("the vision part is not written: GGUF has a file of its own for it")
-    identity = f"{files.digest().hex()} {kind}"
+    identity = f"{weights} {kind}"
     _save(out, metadata, list(to_gguf(files, kind, loss)), identity, report)
 
 

@@ -63,6 +63,7 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
         config=config,
         spec=dataclasses.replace(spec, weights_dtype=tensors.prevailing_dtype()),
         tensors=tensors,
+        sources=sources,
         bos_token_id=next(iter(_ids(metadata, "bos_token_id", spec.vocab_size)), None),
         eos_token_ids=_end_tokens(metadata, spec.vocab_size),
         generation=GenerationDefaults(),

@@ -166,7 +166,9 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
     notes = (*tied_notes, *scheme_notes)
     files = _files(folder, config, spec, tensors, stored, notes, vectors, head)
     others = {name: t for name, t in stored.items() if text is not None and in_other_part(name)}
-    return dataclasses.replace(files, head_tensors=head_tensors, other_parts=others)
+    return dataclasses.replace(
+        files, sources=sources, head_tensors=head_tensors, other_parts=others
+    )
 
 
 def _foreign_files(folder: Path, config: Mapping[str, Any], why: str = "") -> ModelFiles:

@@ -15,6 +15,7 @@ from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import MappedFile, StoredTensor
 from tidemill.loading.places import Place
 from tidemill.models.head import Head
+from tidemill.models.sources import Source
 from tidemill.models.spec import DecoderSpec
 
 
@@ -28,6 +29,7 @@ class ModelFiles:
         config: config.json, or the same keys made from GGUF metadata.
         spec: the decoder.
         tensors: canonical name -> tensor, for exactly `spec.expected_tensors()`.
+        sources: canonical name -> its view of the stored tensor that `tensors.places` names.
         bos_token_id: start token or None.
         eos_token_ids: end tokens, the main one first.
         generation: recommended sampling values.
@@ -53,6 +55,7 @@ class ModelFiles:
     notes: tuple[str, ...] = ()
     vectors: VectorData = NOTHING_SAID
     head: Callable[[], Head] = field(repr=False, default=tuple)
+    sources: Mapping[str, Source] = field(repr=False, default_factory=dict)
     head_tensors: Mapping[str, Place] = field(repr=False, default_factory=dict)
     other_parts: Mapping[str, StoredTensor] = field(repr=False, default_factory=dict)
 

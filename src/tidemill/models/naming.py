@@ -216,15 +216,7 @@ def match_tensors(
         if name.startswith(conventions.left_out):
             continue
         known, held = canonical_names(rules, name, expected)
-        experts: Iterable[int | None] = (None,)
-        heads = held.layout == "stacked" and any("{h}" in part for part in held.parts)
-        if heads or any("{e}" in part for part in held.parts):
-            experts = range(shape[0] if len(shape) > 1 else 0)
-        for expert in experts:
-            head = expert if heads else "{h}"
-            parts = tuple(part.format(e=expert, h=head) for part in held.parts)
-            if held.layout == "latents":
-                parts = _of_heads(spec, parts)
+        for expert, parts in _members(spec, held, shape):
             if not parts or any(part not in expected for part in parts):
                 # An output projection stored with tied embeddings is a copy of them.
                 drafts = conventions.draft_layers and _behind(spec, parts)
@@ -233,27 +225,13 @@ def match_tensors(
                 if not known or not (copied or drafts or unread):
                     unexpected.append(name)
                 continue
-            transposed = held.transposed
-            if transposed is None:
-                rows_of = sum(expected[part][0] for part in parts)
-                transposed = shape[-2:] == (expected[parts[0]][1], rows_of)
-            for part, rows in split_rows(spec, dataclasses.replace(held, parts=parts), expected):
+            one = dataclasses.replace(held, parts=parts)
+            for part, source in _views(spec, one, name, shape, expert, expected, conventions):
                 if part in found:
                     raise model_file_error(
                         f"tensors {found[part].stored!r} and {name!r} are the same"
                     )
-                turned = held.layout == "latents" and ".k_up." in part
-                source = Source(name, expert, transposed, rows, turned=turned)
-                flat = shape
-                axes = next((n for end, n in _FLATTENED.items() if part.endswith(end)), ())
-                if len(shape) in axes:
-                    source = dataclasses.replace(source, flat=True)
-                    flat = (math.prod(shape),)
-                found[part] = _source(spec, part, source, conventions)
-                if held.layout == "latents":
-                    _check_heads(found[part], flat, parts, expected)
-                else:
-                    _check_shape(found[part], flat, expected[part], parts, expected)
+                found[part] = source
     missing = [name for name in expected if name not in found]
     if missing:
         raise model_file_error(
@@ -266,6 +244,83 @@ def match_tensors(
             f"them {_some(unexpected)}; the config describes another model"
         )
     return found
+
+
+def views_of(
+    spec: DecoderSpec,
+    rules: Rules,
+    name: str,
+    shape: tuple[int, ...],
+    conventions: Conventions,
+    expected: Mapping[str, tuple[int, ...]],
+    *,
+    as_linear: bool = False,
+) -> dict[str, Source]:
+    """Canonical name -> source of the tensors that one stored tensor holds; empty for a name that
+    is none of the model's.
+
+    Args:
+        name, shape: of the stored tensor.
+        expected: canonical name -> shape of the model's tensors.
+        as_linear: the shape is [out, in] whatever order the family stores the matrix in.
+
+    Raises:
+        TidemillError: MODEL_FILE for another shape than the config says.
+    """
+    _, held = canonical_names(rules, name, expected)
+    if as_linear:
+        held = dataclasses.replace(held, transposed=False)
+    found: dict[str, Source] = {}
+    for expert, parts in _members(spec, held, shape):
+        if not parts or any(part not in expected for part in parts):
+            return {}
+        one = dataclasses.replace(held, parts=parts)
+        found |= dict(_views(spec, one, name, shape, expert, expected, conventions))
+    return found
+
+
+def _members(
+    spec: DecoderSpec, held: Fused, shape: tuple[int, ...]
+) -> Iterator[tuple[int | None, tuple[str, ...]]]:
+    """(index into the first axis or None, canonical names) of each expert or head in a tensor."""
+    experts: Iterable[int | None] = (None,)
+    heads = held.layout == "stacked" and any("{h}" in part for part in held.parts)
+    if heads or any("{e}" in part for part in held.parts):
+        experts = range(shape[0] if len(shape) > 1 else 0)
+    for expert in experts:
+        head = expert if heads else "{h}"
+        parts = tuple(part.format(e=expert, h=head) for part in held.parts)
+        yield expert, _of_heads(spec, parts) if held.layout == "latents" else parts
+
+
+def _views(
+    spec: DecoderSpec,
+    held: Fused,
+    name: str,
+    shape: tuple[int, ...],
+    expert: int | None,
+    expected: Mapping[str, tuple[int, ...]],
+    conventions: Conventions,
+) -> Iterator[tuple[str, Source]]:
+    """(canonical name, its view) of each part that a tensor holds, shapes checked."""
+    parts, transposed = held.parts, held.transposed
+    if transposed is None:
+        rows_of = sum(expected[part][0] for part in parts)
+        transposed = shape[-2:] == (expected[parts[0]][1], rows_of)
+    for part, rows in split_rows(spec, held, expected):
+        turned = held.layout == "latents" and ".k_up." in part
+        source = Source(name, expert, transposed, rows, turned=turned)
+        flat = shape
+        axes = next((n for end, n in _FLATTENED.items() if part.endswith(end)), ())
+        if len(shape) in axes:
+            source = dataclasses.replace(source, flat=True)
+            flat = (math.prod(shape),)
+        source = _source(spec, part, source, conventions)
+        if held.layout == "latents":
+            _check_heads(source, flat, parts, expected)
+        else:
+            _check_shape(source, flat, expected[part], parts, expected)
+        yield part, source
 
 
 def _of_heads(spec: DecoderSpec, parts: tuple[str, ...]) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def _pieces(shape: tuple[int, ...], parts: list[_Part], dtype: str) -> Iterator[
         if part.order is not None:
             back = np.argsort(part.order)
             bits = bits[:, back] if part.columns else bits[back]
-        _put(whole, part.source, bits)
+        put(whole, part.source, bits)
     yield whole.reshape(-1).view(np.uint8).data
 
 
@@ -186,7 +186,7 @@ def _bits(place: Place, plus: float, dtype: str) -> Bits:
     return narrowed(place.values() - np.float32(plus), dtype)
 
 
-def _put(whole: Bits, source: Source, value: Bits) -> None:
+def put(whole: NDArray[Any], source: Source, value: NDArray[Any]) -> None:
     """Write a tensor to the location that `Source` reads."""
     view = whole if source.expert is None else whole[source.expert]
     if source.transposed:

@@ -1,0 +1,110 @@
+"""Adapters as data: low-rank changes of a base model's tensors, by canonical name.
+
+LoRA (Hu et al. 2021): W' = W + scale * B A. DoRA (Liu et al. 2024): W' = m * (W + scale * B A) / n,
+n being the norm of each row of (W + scale * B A).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.models import tensors as names
+from tidemill.models.spec import DecoderSpec
+
+Float32 = NDArray[np.float32]
+
+MAX_RANK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTensor:
+    """The change of one matrix, in the orientation and row order of the canonical tensor.
+
+    Attributes:
+        target: canonical name of the matrix, [out, in].
+        a: [rank, in].
+        b: [out, rank].
+        scale: of the product.
+        magnitude: of DoRA; None without it.
+        norm_axis: axis over which DoRA takes the norm: 1, a magnitude per row; 0, one per column.
+    """
+
+    target: str
+    a: Float32
+    b: Float32
+    scale: float
+    magnitude: Float32 | None = None
+    norm_axis: int = 1
+
+    @property
+    def rank(self) -> int:
+        """Inner dimension of the product."""
+        return len(self.a)
+
+    def applied(self, weight: Float32) -> Float32:
+        """The changed matrix; `weight` is float32 [out, in] and is kept."""
+        changed = weight + (self.b @ self.a) * np.float32(self.scale)
+        if self.magnitude is None:
+            return np.asarray(changed, np.float32)
+        norm = np.linalg.norm(changed, axis=self.norm_axis)
+        # A row of zeros has no direction, and stays.
+        factor = np.divide(self.magnitude, norm, out=np.ones_like(norm), where=norm != 0)
+        return np.asarray(changed * np.expand_dims(factor, self.norm_axis), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A verified adapter of one base model.
+
+    Attributes:
+        name: for messages.
+        digest: 16 bytes over its settings and all values.
+        tensors: canonical name -> change of the matrix.
+        replaced: canonical name -> tensor used instead of the base's (`modules_to_save`, biases).
+        added: canonical name -> vector added to the base's bias.
+        invocation: of an activated LoRA: tokens after which it applies; None: it always does.
+    """
+
+    name: str
+    digest: bytes
+    tensors: Mapping[str, LoraTensor] = field(repr=False, default_factory=dict)
+    replaced: Mapping[str, Float32] = field(repr=False, default_factory=dict)
+    added: Mapping[str, Float32] = field(repr=False, default_factory=dict)
+    invocation: tuple[int, ...] | None = None
+
+    @property
+    def rank(self) -> int:
+        """The highest rank; 0 without low-rank changes."""
+        return max((tensor.rank for tensor in self.tensors.values()), default=0)
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """Canonical names of all changed tensors."""
+        return frozenset((*self.tensors, *self.replaced, *self.added))
+
+    def unties(self, spec: DecoderSpec) -> bool:
+        """Whether the output layer no longer equals the embedding that it is tied to: an adapter
+        changes one of them alone, or each in its own way."""
+        return spec.tied_embeddings and bool({names.EMBED, names.LM_HEAD} & self.targets)
+
+    def applied(self, name: str, weight: Float32) -> Float32:
+        """Tensor `name` of the adapted model; `weight` is the base's."""
+        weight = self.replaced.get(name, weight)
+        if name in self.tensors:
+            weight = self.tensors[name].applied(weight)
+        if name in self.added:
+            weight = weight + self.added[name]
+        return weight
+
+
+def adaptable_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Canonical name -> shape of the tensors that an adapter may change: those of the model, and an
+    output layer of its own where it is tied to the embedding."""
+    expected = spec.expected_tensors()
+    if spec.generates and spec.tied_embeddings:
+        expected[names.LM_HEAD] = expected[names.EMBED]
+    return expected
