@@ -45,7 +45,7 @@ def test_the_api_process_opens_text_alone() -> None:
         "import sys, tidemill.server.run, tidemill.server.transport.http;"
         "import tidemill.offline.opened_text;"
         "import tidemill.cli.main;"
-        "command = tidemill.cli.main._app(['serve']).commands['serve'];"
+        "command = tidemill.cli.main.app_of(['serve']).commands['serve'];"
         "command.make_context('serve', ['--port', '1', '--limit', 'a=1', 'model']);"
         "from tidemill.base.build import build_id;"
         "from tidemill.text.answering import ChatSide;"

@@ -55,10 +55,10 @@ def test_an_argument_that_is_no_text() -> None:
 
 
 def test_a_command_is_the_same_alone_and_among_all() -> None:
-    everything = main._app([])
+    everything = main.app_of([])
     assert list(everything.commands) == list(main._COMMANDS)
     for name in main._COMMANDS:
-        alone = main._app([name, "--help"])
+        alone = main.app_of([name, "--help"])
         assert list(alone.commands) == [name]
         texts = []
         for command in (alone.commands[name], everything.commands[name]):
@@ -226,7 +226,7 @@ def test_help_is_whole() -> None:
 
 
 def test_hints_are_about_flags_that_serve_lacks_and_name_those_that_there_are() -> None:
-    commands = main._app([]).commands
+    commands = main.app_of([]).commands
     assert not set(OTHER_FLAGS) & {name for p in commands["serve"].params for name in p.opts}
     assert not set(OTHER_COMMANDS) & set(commands)
     parameters = [p for c in commands.values() for p in c.params]

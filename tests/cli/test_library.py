@@ -44,7 +44,7 @@ def call(
     monkeypatch.setattr(sys, "stdin", io.StringIO())
 
     def run(*arguments: str) -> str:
-        main._app(arguments).main(list(arguments), standalone_mode=False)
+        main.app_of(arguments).main(list(arguments), standalone_mode=False)
         captured = capsys.readouterr()
         return captured.out + captured.err
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from tidemill.cli.main import _app
-from tidemill.store.audit import AUDIT_ROWS, seal_with
+from tidemill.cli.main import app_of
+from tidemill.store.audit import AUDIT_ROWS, seal_with, sealed_with
 from tidemill.store.database import Database
 from tidemill.store.location import location_of
 from tidemill.store.spool import spool_folder, take_spool
@@ -19,15 +20,15 @@ from tidemill.telemetry.record import Operation, RequestRecord
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TIDEMILL_HOME", str(tmp_path))
     monkeypatch.setenv("TIDEMILL_DATABASE", "")
-    monkeypatch.setattr("tidemill.store.audit._sealer", None)
-    return tmp_path
+    with sealed_with(None):
+        yield tmp_path
 
 
 def run(*arguments: str) -> Result:
-    result = CliRunner().invoke(_app(arguments), arguments)
+    result = CliRunner().invoke(app_of(arguments), arguments)
     seal_with(None)
     return result
 

@@ -245,8 +245,8 @@ def test_what_ends_amid_right_drafts_publishes_known_tokens_alone() -> None:
     machine = speculating()
     constrained(machine, Script(repeats=6), None)
     published = []
-    add = machine.memory._indices[0].add
-    machine.memory._indices[0].add = lambda key, block: (published.append(key), add(key, block))
+    add = machine.memory.indices[0].add
+    machine.memory.indices[0].add = lambda key, block: (published.append(key), add(key, block))
     machine.run()
     want = expected_tokens(PROMPT, 6, VOCAB)
     assert machine.tokens("a") == want and drafted_rows(machine)

@@ -18,7 +18,7 @@ from helpers.scripted_engine import ScriptedEngine
 from tidemill.contract.prices import NANO, Prices
 from tidemill.contract.request import RequestError, RequestTimings
 from tidemill.server.access.security import Security
-from tidemill.server.recording import Recording, _times
+from tidemill.server.recording import Recording, times_of
 from tidemill.telemetry.record import Operation, Outcome, RequestRecord
 
 PRICES = Prices.parse({"tiny": {"input": 3, "cached_input": 1, "output": 10}})
@@ -254,7 +254,7 @@ def test_a_pipeline_costs_what_its_calls_cost(tmp_path: Path) -> None:
 
 def test_times_of_the_engine() -> None:
     def times(*seconds: float) -> tuple[int | None, int | None, int | None]:
-        return _times(RequestTimings(*seconds))
+        return times_of(RequestTimings(*seconds))
 
     assert times(1.0, 1.5, 2.5, 4.5) == (500_000, 1_000_000, 2_000_000)
     assert times(1.0, 1.5, 0.0, 4.5) == (500_000, 3_000_000, None)

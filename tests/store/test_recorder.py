@@ -268,7 +268,7 @@ async def test_without_a_database_records_wait_and_then_count(
     location: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.01)
-    monkeypatch.setattr(module, "_RETRY", (0.01, 0.01))
+    monkeypatch.setattr(module, "RETRY_SECONDS", (0.01, 0.01))
     there = False
     database = await opened(location)
 
@@ -296,7 +296,7 @@ async def test_a_server_of_the_database_that_stops_and_comes_back(
 ) -> None:
     """PostgreSQL crashes amid the writing; every record counts once."""
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.02)
-    monkeypatch.setattr(module, "_RETRY", (0.05, 0.1))
+    monkeypatch.setattr(module, "RETRY_SECONDS", (0.05, 0.1))
     monkeypatch.setattr(module, "BATCH", 20)
     with running() as postgres, postgres.database() as url:
         location = location_of(url, tmp_path)

@@ -117,8 +117,8 @@ def test_a_full_disk_loses_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
         assert not spool.append(b"a")
-    monkeypatch.setattr("tidemill.store.spool._RETRY_SECONDS", 0)
-    spool._retry_at = 0
+    monkeypatch.setattr("tidemill.store.spool.RETRY_SECONDS", 0)
+    spool.retry_at = 0
     assert spool.append(b"b") and spool.lost == 1
     assert _all(spool) == [b"b"]
     spool.close()

@@ -67,7 +67,7 @@ class _Commands(click.Group):
             )
 
 
-def _app(arguments: Sequence[str]) -> click.Group:
+def app_of(arguments: Sequence[str]) -> click.Group:
     """Build the command line for these arguments.
 
     If the first one names a command, only that command is built: a server would hold the others in
@@ -95,7 +95,7 @@ def main() -> None:
         if shown(word) != word:  # not repeated in the message: it may be a key
             _fail(f": argument {place} is not UTF-8; rename the file, or type the text again", 2)
     try:
-        app = _app(sys.argv[1:])
+        app = app_of(sys.argv[1:])
         sys.exit(app.main(prog_name=app.name, standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()

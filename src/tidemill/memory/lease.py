@@ -75,10 +75,10 @@ class KVMemory:
         self.prefix_caching = prefix_caching and (snapshots > 0 or not recurrent)
         self.recurrent = recurrent
         self.snapshots = SnapshotIndex(snapshots) if recurrent and self.prefix_caching else None
-        self._indices = tuple(PrefixIndex() for _ in num_blocks)
+        self.indices = tuple(PrefixIndex() for _ in num_blocks)
         self._pools = tuple(
             BlockPool(count, partial(self._forget, index))
-            for count, index in zip(num_blocks, self._indices, strict=True)
+            for count, index in zip(num_blocks, self.indices, strict=True)
         )
         self._leases: dict[int, Lease] = {}
         # When the pools' periods ended, from the oldest on that is not yet too long ago.
@@ -118,7 +118,7 @@ class KVMemory:
     @property
     def num_cached(self) -> int:
         """Blocks in the prefix index, over all groups; some of them may be in use."""
-        return sum(map(len, self._indices))
+        return sum(map(len, self.indices))
 
     @property
     def num_beyond(self) -> int:
@@ -157,7 +157,7 @@ class KVMemory:
 
     def _blocks_under(self, key: BlockKey) -> tuple[int, ...] | None:
         """Each group's block with this content; None unless all have one."""
-        blocks = [index.find(key) for index in self._indices]
+        blocks = [index.find(key) for index in self.indices]
         held = tuple(block for block in blocks if block is not None)
         return held if len(held) == len(blocks) else None
 
@@ -177,7 +177,7 @@ class KVMemory:
         """
         if not self.prefix_caching or self.recurrent:
             return None
-        found = self._indices[0].partial_match(parent, pack(token_ids), media)
+        found = self.indices[0].partial_match(parent, pack(token_ids), media)
         if found is None or found[1] < self.block_size // LEAST_SHARED:
             return None
         blocks = self._blocks_under(found[0])
@@ -226,7 +226,7 @@ class KVMemory:
             returned.
         """
         copies: list[BlockCopy] = []
-        for group, (pool, index) in enumerate(zip(self._pools, self._indices, strict=True)):
+        for group, (pool, index) in enumerate(zip(self._pools, self.indices, strict=True)):
             limit = min(num_blocks, pool.num_blocks)
             if limit < pool.limit:
                 copies += self._compact(group, pool, index, limit)
@@ -261,7 +261,7 @@ class KVMemory:
 
     def forget_all(self) -> None:
         """Forget every cached prefix; blocks in use keep their content."""
-        for index in self._indices:
+        for index in self.indices:
             for block in index.blocks():
                 self._forget(index, block)
 
@@ -284,7 +284,7 @@ class KVMemory:
             self._periods.popleft()
             self._oldest += 1
         vacant = []
-        for pool, index in zip(self._pools, self._indices, strict=True):
+        for pool, index in zip(self._pools, self.indices, strict=True):
             pool.next_period()
             blocks = []
             for block in sorted(pool.free_blocks()):
@@ -304,7 +304,7 @@ class KVMemory:
         """
         if self.snapshots is not None:
             self.snapshots.check()
-        for group, (pool, index) in enumerate(zip(self._pools, self._indices, strict=True)):
+        for group, (pool, index) in enumerate(zip(self._pools, self.indices, strict=True)):
             pool.check()
             index.check()
             held: dict[int, int] = {}
@@ -366,7 +366,7 @@ class Lease:
         memory = self._memory
         return any(
             pool.refs(table[-1]) > 1 or table[-1] in index
-            for pool, index, table in zip(memory._pools, memory._indices, self.tables, strict=True)
+            for pool, index, table in zip(memory._pools, memory.indices, self.tables, strict=True)
         )
 
     def grow(self, tokens: int) -> Growth:
@@ -397,7 +397,7 @@ class Lease:
         for group, (pool, table) in enumerate(zip(memory._pools, self.tables, strict=True)):
             source, target = table[-1], pool.allocate()
             table[-1] = target
-            pool.release(source, findable=source in memory._indices[group])
+            pool.release(source, findable=source in memory.indices[group])
             copies.append(BlockCopy(group, source, target))
         return tuple(copies)
 
@@ -410,7 +410,7 @@ class Lease:
         """Make block `index`, now full and computed, findable under `key` in every group."""
         self._assert_open()
         if self._memory.prefix_caching:
-            for prefix, table in zip(self._memory._indices, self.tables, strict=True):
+            for prefix, table in zip(self._memory.indices, self.tables, strict=True):
                 prefix.add(key, table[index])
 
     def fork(self, tokens: int) -> Lease:
@@ -438,7 +438,7 @@ class Lease:
     def _release_from(self, start: int) -> None:
         # In reverse, so that the tail of a freed sequence is evicted before its prefix.
         memory = self._memory
-        for pool, index, table in zip(memory._pools, memory._indices, self.tables, strict=True):
+        for pool, index, table in zip(memory._pools, memory.indices, self.tables, strict=True):
             for block in reversed(table[start:]):
                 pool.release(block, findable=block in index)
             del table[start:]

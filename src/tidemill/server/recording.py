@@ -161,7 +161,7 @@ class OpenRecord:
             if charged and (prices := self._recording.prices):
                 cost = sum(prices.cost(one, *tokens) for one, tokens in measured.spent.items())
             if measured.timings is not None:
-                times = _times(measured.timings)
+                times = times_of(measured.timings)
                 computed = _microseconds(measured.timings.computed) or None
         return RequestRecord(
             id=state["request_id"],
@@ -226,7 +226,7 @@ def _outcome(measured: Measured | None, problem: Problem | None, status: int) ->
     return Outcome.FINISHED if status < 400 else Outcome.REFUSED
 
 
-def _times(timings: RequestTimings) -> tuple[int | None, int | None, int | None]:
+def times_of(timings: RequestTimings) -> tuple[int | None, int | None, int | None]:
     """Queued, prefill and decode; of what ended before a milestone, the rest is None."""
     scheduled, first, end = timings.first_scheduled, timings.first_token, timings.finished
     queued = _microseconds((scheduled or end) - timings.received)

@@ -49,7 +49,7 @@ MAX_REFUSALS = 256
 _TOGETHER = (401, 429)
 """Statuses of refusals of which those of one client, route and reason are one record."""
 
-_RETRY = (0.2, 5.0)
+RETRY_SECONDS = (0.2, 5.0)
 _SAID_SECONDS = 60.0
 
 
@@ -159,7 +159,7 @@ class Recorder:
 
     async def _run(self) -> None:
         """Write what is spooled whenever something is, and look after spools that were left."""
-        delay, looked, synced = _RETRY[0], 0.0, 0.0
+        delay, looked, synced = RETRY_SECONDS[0], 0.0, 0.0
         while not self._closing:
             await self._wake.wait()
             self._wake.clear()
@@ -175,17 +175,17 @@ class Recorder:
                 if now - looked >= LEFT_SECONDS:
                     looked = now
                     await drain_left(self._folder, database)
-                delay = _RETRY[0]
+                delay = RETRY_SECONDS[0]
             except TidemillError:
                 # Said by whoever opens it. The records wait.
                 self._done = None
                 await asyncio.sleep(delay)
-                delay = min(2 * delay, _RETRY[1])
+                delay = min(2 * delay, RETRY_SECONDS[1])
                 self._wake.set()
             except Exception:
                 log.exception("records of requests cannot be written to the database")
                 self._done = None
-                await asyncio.sleep(_RETRY[1])
+                await asyncio.sleep(RETRY_SECONDS[1])
                 self._wake.set()
 
     async def _write_all(self, database: Database, spool: Spool) -> None:

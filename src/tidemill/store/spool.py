@@ -47,7 +47,7 @@ _LOST_AT = 16
 _FRAME = struct.Struct("<II")
 _NAME = re.compile(r"(\d{10})\.seg")
 _ID = re.compile(r"[0-9a-f]{16}")
-_RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 
 
 class Position(NamedTuple):
@@ -109,7 +109,7 @@ class Spool:
         self._map: mmap.mmap | None = None
         self._used = SEGMENT_BYTES
         self._prepared: tuple[int, mmap.mmap] | None = None  # with its number
-        self._retry_at = 0.0
+        self.retry_at = 0.0
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -142,12 +142,12 @@ class Spool:
         (number, prepared), self._prepared = self._prepared or (0, None), None
         if prepared is None or number != self._newest + 1:
             now = monotonic()
-            if now < self._retry_at:
+            if now < self.retry_at:
                 return False
             try:
                 prepared = _make_segment(self.folder, self._newest + 1)
             except OSError as error:
-                self._retry_at = now + _RETRY_SECONDS
+                self.retry_at = now + RETRY_SECONDS
                 log.error("the spool %s cannot grow: %s", self.folder, error.strerror or error)
                 return False
         prepared[_LOST_AT : _LOST_AT + 8] = _LOST.pack(self.lost)

@@ -31,7 +31,8 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     arrival = monotonic()
     body = await read_model(schema.ChatRequest, request, context.limits)
     find_model(context, request, body.model)  # a wrong name is the first error
-    request.state.sent_as.setdefault("logprobs", "top_logprobs")
+    if body.top_logprobs is not None:
+        request.state.sent_as.setdefault("logprobs", "top_logprobs")
     caller = caller_for(request, body, arrival)
     check_stream_options(body)
     answer_id = new_id("chatcmpl")
