@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -250,6 +252,27 @@ def test_a_pipeline_costs_what_its_calls_cost(tmp_path: Path) -> None:
     [record] = records
     assert (record.model, record.generated) == ("twice", usage["completion_tokens"])
     assert record.cost == NANO * record.generated > 0
+
+
+def test_a_closed_record_keeps_nothing_of_its_request() -> None:
+    class Generation:
+        admitted = False
+        finished = True
+
+    generation = Generation()
+    kept = weakref.ref(generation)
+    records: list[RequestRecord] = []
+    recording = Recording(records.append, Prices(), [("POST", "/x")])
+    state: dict[str, Any] = {"request_id": "r", "operation": Operation.COUNT}
+    record = recording.begin(state)
+    state["generation"] = generation
+    record.close(200, "POST", "/x")
+    gc.disable()
+    try:
+        del generation, state, record
+        assert kept() is None and len(records) == 1
+    finally:
+        gc.enable()
 
 
 def test_times_of_the_engine() -> None:

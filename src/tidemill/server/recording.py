@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Sink = Callable[[RequestRecord], None]
 State = dict[str, Any]
 
+_NO_STATE: State = {}
 _DEADLINE = 408
 _CLIENT_CLOSED = 499
 _SERVER_ERROR = 500
@@ -130,8 +131,12 @@ class OpenRecord:
 
     def _release(self) -> None:
         self._holders -= 1
-        if not self._holders and self._wanted():
+        if self._holders:
+            return
+        if self._wanted():
             self._recording.sink(self._made())
+        # The state has this record: without the cycle all of the request is freed at once.
+        self._state = _NO_STATE
 
     def _wanted(self) -> bool:
         if (self._method, self._route) not in self._recording.routes:
