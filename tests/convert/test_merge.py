@@ -9,6 +9,7 @@ import pytest
 import safetensors.numpy as safetensors_numpy
 from click.testing import CliRunner
 from convert.test_pipeline import llama
+from helpers.family_cases import CASES, make_case
 from helpers.tiny_adapter import PREFIX, SHAPES, pair, write_adapter
 from helpers.tiny_folder import tensors, write_folder
 
@@ -75,6 +76,25 @@ def test_quantized_weights_are_measured_or_refused(tmp_path: Path) -> None:
     with pytest.raises(TidemillError, match="merged into float weights") as raised:
         pipeline.convert(tmp_path / "int8", tmp_path / "no", adapter=adapter)
     assert raised.value.kind is ErrorKind.UNSUPPORTED and not (tmp_path / "no").exists()
+
+
+def test_one_of_many_experts(tmp_path: Path) -> None:
+    """As adapters were published when each expert was a module."""
+    case = next(case for case in CASES if case.family == "Mixtral")
+    make_case(case, tmp_path / "m")
+    name = "model.layers.1.block_sparse_moe.experts.2.w1"
+    before = safetensors.read_folder(tmp_path / "m")
+    weight = before[f"{name}.weight"].array()
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((4, weight.shape[1])).astype(np.float32)
+    b = rng.standard_normal((weight.shape[0], 4)).astype(np.float32)
+    stored = {f"{PREFIX}{name}.lora_A.weight": a, f"{PREFIX}{name}.lora_B.weight": b}
+    adapter = write_adapter(tmp_path / "a", stored)
+    pipeline.convert(tmp_path / "m", tmp_path / "out", adapter=adapter)
+    after = safetensors.read_folder(tmp_path / "out")
+    np.testing.assert_allclose(after[f"{name}.weight"].array(), weight + 1.5 * (b @ a), atol=1e-5)
+    changed = {n for n in before if bytes(before[n].view) != bytes(after[n].view)}
+    assert changed == {f"{name}.weight"}
 
 
 def test_float16_is_rounded_once(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from helpers.family_cases import CASES, Case, make_case
 
 from tidemill.convert import pipeline
 from tidemill.loading import open_model
+from tidemill.loading.formats import safetensors
 from tidemill.models.quantization import to_float32
 
 peft = pytest.importorskip("peft")
@@ -112,6 +113,38 @@ def test_saved_modules_and_biases(family: str, config: dict[str, Any], tmp_path:
     tuned = make_adapter(model, tmp_path / "adapter", r=3, **wanted_modules)
     pipeline.convert(tmp_path / "base", tmp_path / "out", adapter=tmp_path / "adapter")
     assert (logits(reload(tmp_path / "out")) - logits(tuned)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen3-MoE", "OLMoE", "gpt-oss", "Qwen2-MoE"])
+def test_experts_in_one_tensor(family: str, tmp_path: Path) -> None:
+    model = make_case(case_of(family), tmp_path / "base")
+    before = logits(model)
+    tuned = make_adapter(
+        model, tmp_path / "adapter", r=3, target_modules=["q_proj", "o_proj"],
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        alpha_pattern={"experts.down_proj": 9},
+    )  # fmt: skip
+    wanted = logits(tuned)
+    assert (wanted - before).abs().max() > 0.05
+    pipeline.convert(tmp_path / "base", tmp_path / "out", adapter=tmp_path / "adapter")
+    assert (logits(reload(tmp_path / "out")) - wanted).abs().max() < 1e-4
+
+
+def test_a_vision_part_stays(tmp_path: Path) -> None:
+    import transformers
+
+    model = make_case(case_of("Gemma 3, with a vision part"), tmp_path / "base")
+    tuned = make_adapter(
+        model, tmp_path / "adapter", r=3, target_modules=r".*language_model.*(q_proj|down_proj)"
+    )
+    pipeline.convert(tmp_path / "base", tmp_path / "out", adapter=tmp_path / "adapter")
+    again = transformers.AutoModelForImageTextToText.from_pretrained(
+        tmp_path / "out", attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    assert (logits(again) - logits(tuned)).abs().max() < 1e-4
+    before, after = (safetensors.read_folder(tmp_path / name) for name in ("base", "out"))
+    vision = [name for name in before if "vision" in name]
+    assert vision and all(bytes(before[n].view) == bytes(after[n].view) for n in vision)
 
 
 @pytest.mark.parametrize("family", ["Llama 1 to 3", "Gemma 1", "Phi-3, 3.5, 4", "GPT-2", "Falcon"])

@@ -9,6 +9,7 @@ from typing import Any
 import gguf as package
 import numpy as np
 import pytest
+import torch
 from helpers.tiny_adapter import PREFIX, SHAPES, adapter_tensors, pair, write_adapter
 from helpers.tiny_folder import tensors, write_folder
 
@@ -67,6 +68,14 @@ def test_peft_and_gguf_files_of_one_adapter_say_the_same(base: ModelFiles, tmp_p
     assert first.rank == 4 and len(first.digest) == 16 and first.digest != second.digest
 
 
+def test_pickled_tensors(base: ModelFiles, tmp_path: Path) -> None:
+    first = open_adapter(write_adapter(tmp_path / "a"), base)
+    (tmp_path / "a" / "adapter_model.safetensors").unlink()
+    stored = {name: torch.from_numpy(value) for name, value in adapter_tensors().items()}
+    torch.save(stored, tmp_path / "a" / "adapter_model.bin")
+    assert open_adapter(tmp_path / "a", base).digest == first.digest
+
+
 def test_the_digest_names_values_and_settings(base: ModelFiles, tmp_path: Path) -> None:
     changed = adapter_tensors()
     changed[Q_A][0, 0] += 1
@@ -96,6 +105,7 @@ def test_the_digest_names_values_and_settings(base: ModelFiles, tmp_path: Path) 
         ({"rank_pattern": ["q"]}, "rank_pattern", ErrorKind.MODEL_FILE),
         ({"alpha_pattern": {"(a*)*b": 1}}, "alpha_pattern", ErrorKind.UNSUPPORTED),
         ({"alpha_pattern": {"(q": 1}}, "alpha_pattern", ErrorKind.MODEL_FILE),
+        ({"use_dora": True}, Q.replace("q_", "k_"), ErrorKind.MODEL_FILE),
         ({"rank_pattern": {"q_proj": 5}}, Q, ErrorKind.MODEL_FILE),
         ({"alora_invocation_tokens": [-1]}, "alora_invocation_tokens", ErrorKind.MODEL_FILE),
     ],
@@ -132,7 +142,10 @@ _ONES = np.ones((4, 32), np.float32)
         (_with(**{PREFIX + "model.norm.weight": np.full(32, np.inf, np.float32)}), "infinity"),
         (_with(**{PREFIX + Q + ".lora_C.weight": _ONES}), "not one of a LoRA"),
         (_with(**{PREFIX + Q + ".bias": np.ones(32, np.float32)}), "no tensor"),
-        (_with(**{PREFIX + Q + ".lora_magnitude_vector": np.ones(31, np.float32)}), "magnitude"),
+        (
+            _with(**{PREFIX + Q + ".lora_magnitude_vector": np.ones(31, np.float32)}),
+            "use_dora is false",
+        ),
         ({}, "holds no tensors"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -9,14 +10,16 @@ import numpy as np
 
 from tidemill.base.errors import TidemillError, model_file_error, unsupported
 from tidemill.loading.mapped import StoredTensor
-from tidemill.loading.places import Float32, one_tensor
+from tidemill.loading.places import READ_TYPES, Float32, OneTensor
 from tidemill.loading.selected import Recent, select
 from tidemill.models import tensors as names
 from tidemill.models.adapters import MAX_RANK, LoraTensor, adaptable_tensors
 from tidemill.models.multimodal import text_tensors
-from tidemill.models.naming import Rules, canonical_names, views_of
+from tidemill.models.naming import STACKED_EXPERTS, Rules, canonical_names, views_of
 from tidemill.models.sources import Conventions, Source
 from tidemill.models.spec import DecoderSpec
+
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,11 @@ class Changes:
     replaced: dict[str, Float32] = field(default_factory=dict)
     added: dict[str, Float32] = field(default_factory=dict)
 
+    @property
+    def _rules(self) -> Rules:
+        # transformers has all experts in one tensor also where checkpoints have one each.
+        return (*self.rules, *STACKED_EXPERTS)
+
     def low_rank(self, change: LowRank) -> None:
         """Take a pair of matrices.
 
@@ -79,9 +87,20 @@ class Changes:
                 raise _wrong(name, "another module of the adapter is the same")
             self.tensors[canonical] = _seen(change, canonical, source)
 
+    def fits(self, change: LowRank) -> bool:
+        """Whether a stack of pairs has the shapes of all experts of a tensor of the base."""
+        shape = (*change.b.shape[:-1], change.a.shape[-1])
+        try:
+            found = dict(self._views(change.tensor, shape, as_linear=True))
+        except TidemillError:
+            return False
+        stacks = {_EXPERT.sub("{e}", name) for name in found}
+        all_experts = [_EXPERT.sub("{e}", name) for name in adaptable_tensors(self.spec)]
+        return len(found) == sum(name in stacks for name in all_experts)
+
     def replace(self, name: str, stored: StoredTensor) -> None:
         """Take a whole tensor in the base's place; see `low_rank`."""
-        place, recent = one_tensor(stored), Recent()
+        place, recent = _place(stored), Recent()
         values_of(stored)  # refuses NaN and infinity
         for canonical, source in self._views(name, stored.shape):
             if canonical in self.replaced:
@@ -98,9 +117,15 @@ class Changes:
         self, name: str, shape: tuple[int, ...], *, as_linear: bool = False
     ) -> Iterator[tuple[str, Source]]:
         expected = adaptable_tensors(self.spec)
-        for known in _names(self.rules, name):
+        for known in _names(self._rules, name):
             found = views_of(
-                self.spec, self.rules, known, shape, self.conventions, expected, as_linear=as_linear
+                self.spec,
+                self._rules,
+                known,
+                shape,
+                self.conventions,
+                expected,
+                as_linear=as_linear,
             )
             if found:
                 break
@@ -153,12 +178,19 @@ def values_of(stored: StoredTensor) -> Float32:
     Raises:
         TidemillError: UNSUPPORTED for a type that is not read, MODEL_FILE for NaN or infinity.
     """
-    values = one_tensor(stored).values()
+    values = _place(stored).values()
     if not np.isfinite(values).all():
         raise model_file_error(
             f"tensor {stored.name[:200]!r} holds NaN or infinity", param=stored.name[:200]
         )
     return values
+
+
+def _place(stored: StoredTensor) -> OneTensor:
+    if stored.dtype not in READ_TYPES:
+        name = stored.name[:200]
+        raise unsupported(name, f"tensor {name!r} has type {stored.dtype}, which is not read")
+    return OneTensor(stored)
 
 
 def _wrong(name: str, fault: str) -> TidemillError:

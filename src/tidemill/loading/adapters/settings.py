@@ -20,11 +20,11 @@ _NEUTRAL = frozenset((
     "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "lora_ga_config",
     "loftq_config", "megatron_config", "megatron_core", "modules_to_save", "peft_version",
     "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
-    "fan_in_fan_out", "bias", "lora_bias", "use_dora",
+    "fan_in_fan_out", "bias", "lora_bias",
 ))  # fmt: skip
 _READ = frozenset((
-    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
-    "init_lora_weights", "alora_invocation_tokens", "ensure_weight_tying",
+    "peft_type", "r", "lora_alpha", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern",
+    "init_lora_weights", "alora_invocation_tokens", "ensure_weight_tying", "target_parameters",
 ))  # fmt: skip
 # Off by these values; anything else changes the computation in a way that is not built.
 _OFF: tuple[object, ...] = (None, False, [], {})
@@ -45,7 +45,10 @@ class LoraSettings:
         rank, alpha: of modules that no pattern names.
         ranks, alphas: (expression, value), in order; the first that matches a name's end applies.
         root: the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank.
+        dora: every pair of matrices has a magnitude.
         invocation: see `Adapter`.
+        parameters: ends of names of adapted parameters that are no module's weight: experts in one
+            tensor (`target_parameters`).
         tied: a changed embedding is the output layer as well (`ensure_weight_tying`).
     """
 
@@ -54,7 +57,9 @@ class LoraSettings:
     ranks: tuple[tuple[re.Pattern[str], int], ...] = ()
     alphas: tuple[tuple[re.Pattern[str], float], ...] = ()
     root: bool = False
+    dora: bool = False
     invocation: tuple[int, ...] | None = None
+    parameters: tuple[str, ...] = ()
     tied: bool = False
 
     def rank_of(self, module: str) -> int:
@@ -95,6 +100,9 @@ def read_settings(config: Mapping[str, Any]) -> LoraSettings:
         isinstance(tokens, list) and tokens and all(_natural(t) for t in tokens)
     ):
         raise _invalid("alora_invocation_tokens", "a list of token ids")
+    parameters = config.get("target_parameters") or []
+    if not isinstance(parameters, list) or not all(isinstance(p, str) for p in parameters):
+        raise _invalid("target_parameters", "a list of names")
     return LoraSettings(
         rank=_rank("r", config.get("r", 8)),
         alpha=_alpha("lora_alpha", config.get("lora_alpha", 8)),
@@ -103,7 +111,9 @@ def read_settings(config: Mapping[str, Any]) -> LoraSettings:
             (p, _alpha("alpha_pattern", v)) for p, v in _patterns(config, "alpha_pattern")
         ),
         root=_flag(config, "use_rslora"),
+        dora=_flag(config, "use_dora"),
         invocation=None if tokens is None else tuple(tokens),
+        parameters=tuple(p for p in parameters if not p.endswith(".weight")),
         tied=_flag(config, "ensure_weight_tying"),
     )
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from tidemill.base.errors import TidemillError, model_file_error, unsupported
 from tidemill.loading.adapters.base import Changes
 from tidemill.loading.adapters.gguf import read_gguf
-from tidemill.loading.adapters.peft import CONFIG, WEIGHTS, read_peft
+from tidemill.loading.adapters.peft import CONFIG, PICKLED, WEIGHTS, read_peft
 from tidemill.loading.adapters.settings import read_settings
-from tidemill.loading.formats import gguf, safetensors
-from tidemill.loading.jsonfile import read_object
+from tidemill.loading.formats import gguf, safetensors, torch_files
+from tidemill.loading.jsonfile import is_present, read_object
 from tidemill.loading.mapped import StoredTensor, in_file
 from tidemill.loading.parts import ModelFiles
 from tidemill.models.adapters import Adapter
@@ -24,7 +24,8 @@ def open_adapter(path: Path, base: ModelFiles) -> Adapter:
     """Read and verify an adapter of a base model; its tensors are in memory afterwards.
 
     Args:
-        path: a folder of PEFT's (adapter_config.json, adapter_model.safetensors), or a GGUF file.
+        path: a folder of PEFT's (adapter_config.json, and adapter_model.safetensors or .bin), or a
+            GGUF file.
         base: the model that it changes, in any format.
 
     Raises:
@@ -50,8 +51,10 @@ def _open_folder(folder: Path, base: ModelFiles, family: Family) -> Adapter:
     except TidemillError as error:
         raise in_file(error, config) from error
     changes = _changes(base, family, of_gguf=False)
-    weights = folder / WEIGHTS
-    stored = safetensors.read_file(weights)
+    weights, read = folder / WEIGHTS, safetensors.read_file
+    if not is_present(weights) and is_present(folder / PICKLED):
+        weights, read = folder / PICKLED, torch_files.read_file
+    stored = read(weights)
     try:
         read_peft(stored, settings, changes)
     except TidemillError as error:
