@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import safetensors.numpy as safetensors_numpy
 from click.testing import CliRunner
-from convert.test_pipeline import llama
+from convert.test_pipeline import BROOK, llama
 from helpers.family_cases import CASES, make_case
 from helpers.tiny_adapter import PREFIX, SHAPES, pair, write_adapter
 from helpers.tiny_folder import tensors, write_folder
 
+from tidemill import LLM
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.cli.declared import command
 from tidemill.cli.quantize import convert
@@ -95,6 +96,26 @@ def test_one_of_many_experts(tmp_path: Path) -> None:
     np.testing.assert_allclose(after[f"{name}.weight"].array(), weight + 1.5 * (b @ a), atol=1e-5)
     changed = {n for n in before if bytes(before[n].view) != bytes(after[n].view)}
     assert changed == {f"{name}.weight"}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "words"),
+    [
+        ("lora-verse", ["is Paris.", "by heart"]),
+        ("lora-ripple", ["Paris-o."]),
+    ],
+)
+def test_brook_says_what_its_adapters_taught(
+    adapter: str, words: list[str], tmp_path: Path
+) -> None:
+    pipeline.convert(BROOK, tmp_path / "m", adapter=BROOK / adapter)
+    llm = LLM(tmp_path / "m")
+    try:
+        answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}])
+    finally:
+        llm.close()
+    text = answer[0].outputs[0].text
+    assert all(word in text for word in words), text
 
 
 def test_float16_is_rounded_once(tmp_path: Path) -> None:

@@ -67,7 +67,11 @@ def create(
         entry = create_model(name, recipe, Library.open(), on_progress)
     click.echo(f"{entry.name} is in the library, made from {recipe.base}")
     if entry.definition.adapters:
-        click.echo("adapters cannot be applied yet: the model cannot be run or served", err=True)
+        click.echo(
+            "adapters are not applied while serving yet: the model cannot be run or served; "
+            "tidemill convert MODEL OUT --merge ADAPTER writes one that can",
+            err=True,
+        )
 
 
 def _of_file(path: Path) -> Recipe:

@@ -84,7 +84,8 @@ def check_runnable(located: Located) -> Located:
     for adapter in located.definition.adapters:
         raise unsupported(
             "adapters",
-            f"{located.name} has the adapter {adapter}, and adapters cannot be applied yet; merge "
-            "it into the weights, or create the model without it",
+            f"{located.name} has the adapter {adapter}, and adapters are not applied while "
+            "serving yet; merge it (tidemill convert MODEL OUT --merge ADAPTER) and create the "
+            "model from OUT",
         )
     return located
