@@ -176,7 +176,10 @@ def test_all_problems_at_once_in_the_order_of_the_file(problems: Problems, folde
         ("[security]\ncors_origin = 'app'", 'must be an origin such as "https://app.example"'),
         ("[security]\ntrusted_proxy = ['x']", "t.toml:2:18: security.trusted_proxy[0]: must be"),
         ("[security]\napi_keys = 'answers.py'", "security.api_keys: the key file"),
-        ("[server]\nhost = '0.0.0.0'", "t.toml:2:8: server.host: --host 0.0.0.0 can be reached"),
+        (
+            "[server]\nhost = '0.0.0.0'\ndatabase = 'none'",
+            "t.toml:2:8: server.host: --host 0.0.0.0 can be reached",
+        ),
         ("[defaults]\nname = 'x'", "t.toml:2:1: defaults.name: is no key here; name belongs in"),
         ("[[models]]\nname = 'a'\nisa = 'avx9'", "t.toml:3:7: models[0].isa: must be one of amx"),
         ("[[models]]\nname = 'a'\nalias = 'b'", "models[0].alias: is no key here; did you mean al"),

@@ -146,8 +146,13 @@ def _limits(deployment: Deployment) -> Found:
 
 
 def _security(deployment: Deployment) -> Found:
+    from tidemill.store.location import location_of
+
+    server = deployment.server
+    # Whether a database has keys is asked by who starts the server, which knows its home.
+    unread = location_of(server.database, Path()) is not None
     try:
-        deployment.security.open(deployment.server.host, lambda line: None)
+        deployment.security.open(server.host, lambda line: None, unread=unread)
     except TidemillError as error:
         key = (error.param or "").replace("-", "_")
         if key == "host":

@@ -37,7 +37,12 @@ class SecuritySettings(msgspec.Struct, frozen=True):
     insecure: bool
 
     def open(
-        self, host: str, say: Callable[[str], None], stored: StoredKeys | None = None
+        self,
+        host: str,
+        say: Callable[[str], None],
+        stored: StoredKeys | None = None,
+        *,
+        unread: bool = False,
     ) -> Security:
         """Check the settings and build the security settings of a server that listens on `host`.
 
@@ -45,6 +50,8 @@ class SecuritySettings(msgspec.Struct, frozen=True):
             host: the address.
             say: called with each line for the operator.
             stored: keys of the database; None: there is none.
+            unread: there is a database, which nobody has read yet: what depends on its keys is not
+                checked. The result is not for a server.
 
         Raises:
             TidemillError: kind CONFIG: an invalid key or file, or a public address without
@@ -67,7 +74,7 @@ class SecuritySettings(msgspec.Struct, frozen=True):
             if stored is not None:
                 stored.taken = lambda: known.names
                 keys = AllKeys(known, stored)
-        elif self.require_keys and stored is None:
+        elif self.require_keys and stored is None and not unread:
             raise config_error(
                 "require-keys",
                 "--require-keys with --database none needs --api-key or --api-keys",
@@ -90,7 +97,7 @@ class SecuritySettings(msgspec.Struct, frozen=True):
             assert stored is not None
             stored.require()
             say("API keys: those of the database; every route but the probes wants one")
-        if not (local or keys.closed or self.tls_client_ca or self.insecure):
+        if not (local or keys.closed or self.tls_client_ca or self.insecure or unread):
             raise config_error(
                 "host",
                 f"--host {host} can be reached from other machines and there is no API key: anyone "
