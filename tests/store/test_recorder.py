@@ -398,3 +398,53 @@ async def test_a_spool_that_cannot_be_written_stops_nothing(tmp_path: Path) -> N
     recorder.add(record(2))
     assert lost == [1, 1]
     await recorder.close()
+
+
+async def test_across_ends_of_the_server_every_request_counts(
+    location: Location, tmp_path: Path
+) -> None:
+    """Each server leaves a segment that it prepared, and did not use."""
+    database = await opened(location)
+
+    async def open_database() -> Database:
+        return database
+
+    big = "x" * 30_000
+    for run in range(3):
+        recorder = Recorder(tmp_path / "spool", open_database)
+        for number in range(20):
+            recorder.add(record(100 * run + number, client=big))
+        assert recorder._spool is not None
+        recorder._spool.prepare()
+        await recorder.flush()
+        await recorder.close()
+    [hours] = await database.read(rows(USAGE_HOURS))
+    assert hours["requests"] == 60
+    await database.close()
+
+
+async def test_records_whose_files_are_removed_are_lost_and_said(
+    location: Location, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = await opened(location)
+
+    async def open_database() -> Database:
+        return database
+
+    recorder = Recorder(tmp_path / "spool", open_database)
+    recorder.add(record(1))
+    await recorder.flush()
+    assert recorder._spool is not None
+    for path in recorder._spool.folder.glob("*.seg"):
+        path.unlink()
+    recorder.add(record(2))
+    await recorder.flush()
+    assert "1 records that were written are not found" in caplog.text
+    recorder.add(record(3))
+    await recorder.flush()
+    assert recorder.behind == 0
+    [hours] = await database.read(rows(USAGE_HOURS))
+    [lost] = await database.read(rows(USAGE_LOST))
+    assert hours["requests"] == 2 and lost["requests"] == 1
+    await recorder.close()
+    await database.close()

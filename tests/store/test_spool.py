@@ -78,6 +78,62 @@ def test_the_next_process_takes_it_with_what_is_left(tmp_path: Path) -> None:
     second.close()
 
 
+def test_a_segment_that_was_only_prepared_hides_none_behind_it(tmp_path: Path) -> None:
+    """The process ended between: the next ones go on, and are read."""
+    records = _records(10, 60_000)
+    for part in (records, records, records[:1]):
+        spool = take_spool(tmp_path)
+        for record in part:
+            assert spool.append(record)
+        spool.prepare()
+        spool.close()
+    again = take_spool(tmp_path)
+    assert _all(again) == [*records, *records, records[0]]
+    again.close()
+
+
+def test_nor_does_one_that_an_older_version_left(tmp_path: Path) -> None:
+    spool = take_spool(tmp_path)
+    records = _records(30, 60_000)
+    for record in records:
+        assert spool.append(record)
+    spool.close()
+    (spool.folder / "0000000002.seg").rename(spool.folder / "0000000003.seg")
+    (spool.folder / "0000000002.seg").write_bytes(bytes(SEGMENT_BYTES))
+    again = take_spool(tmp_path)
+    assert _all(again) == records
+    assert again.read(Position(), 100).damaged == 0
+    again.close()
+
+
+def test_a_segment_without_its_head_is_counted_as_damaged(tmp_path: Path) -> None:
+    spool = take_spool(tmp_path)
+    records = _records(30, 60_000)
+    for record in records:
+        assert spool.append(record)
+    spool.close()
+    with (spool.folder / "0000000001.seg").open("r+b") as file:
+        file.write(bytes(4096))
+    again = take_spool(tmp_path)
+    batch = again.read(Position(), 100)
+    assert batch.damaged == 1
+    assert _all(again) == records[17:]
+    again.close()
+
+
+def test_after_damage_to_the_segment_in_use_what_follows_is_read(tmp_path: Path) -> None:
+    spool = take_spool(tmp_path)
+    spool.append(b"a" * 100)
+    with (spool.folder / "0000000001.seg").open("r+b") as file:
+        file.seek(64 + 50)
+        file.write(b"b")
+    batch = spool.read(Position(), 9)
+    assert batch.records == [] and batch.damaged == 1
+    spool.append(b"c")
+    assert spool.read(batch.end, 9).records == [b"c"]
+    spool.close()
+
+
 def test_two_processes_have_two(tmp_path: Path) -> None:
     one, two = take_spool(tmp_path), take_spool(tmp_path)
     assert one.id != two.id

@@ -189,9 +189,23 @@ class Recorder:
                 self._wake.set()
 
     async def _write_all(self, database: Database, spool: Spool) -> None:
-        goal = spool.appended
+        goal, end = spool.appended, spool.written
         self._done = await write_spool(database, spool, self._done)
+        if self._done[0] < end:
+            self._miss(spool, goal - self._counted)
         self._counted = max(self._counted, goal)
+
+    def _miss(self, spool: Spool, count: int) -> None:
+        """Records were appended and are not there: lost, and said, but those that follow count."""
+        log.error(
+            "spool %s: %d records that were written are not found: its files were removed or "
+            "changed; they are not counted",
+            *(spool.folder, count),
+        )
+        spool.abandon()
+        spool.lose(count)
+        if self.gauges is not None:
+            self.gauges.lost(count)
 
     async def flush(self) -> None:
         """Write all that has been recorded so far.

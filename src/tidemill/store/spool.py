@@ -102,6 +102,7 @@ class Spool:
         self.appended = 0
         self._lock = lock
         self._most = max(2, max_bytes // SEGMENT_BYTES)
+        _remove_blank(folder)
         numbers = _numbers(folder)
         self.lost = max((_lost_of(folder, number) for number in numbers[-2:]), default=0)
         self._newest = numbers[-1] if numbers else 0
@@ -183,6 +184,17 @@ class Spool:
             finally:
                 os.close(descriptor)
 
+    @property
+    def written(self) -> Position:
+        """Where what this process has appended ends."""
+        return Position() if self._map is None else Position(self._newest, self._used)
+
+    def abandon(self) -> None:
+        """Go on in another segment: in this one, what is written is not read."""
+        if self._map is not None:
+            self._map.close()
+        self._map, self._used = None, SEGMENT_BYTES
+
     # -- reading -----------------------------------------------------------------------------
 
     def read(self, start: Position, most: int) -> Batch:
@@ -198,13 +210,15 @@ class Spool:
                 continue
             offset = position.offset if number == position.segment else _HEAD_BYTES
             data = _read(self.folder / _file(number), offset)
-            if data is None:
+            if data is None and number > self._newest:
                 break  # it is only prepared
-            end, whole, more = _frames(data, records, most)
+            end, whole, more = (0, False, False) if data is None else _frames(data, records, most)
             position = Position(number, offset + end)
             if not whole:
                 damaged += 1
                 position = Position(number, SEGMENT_BYTES)
+                if number == self._newest:
+                    self.abandon()
             if more:
                 break
         return Batch(records, start, position, self.lost, damaged)
@@ -321,6 +335,20 @@ def _read(path: Path, offset: int) -> bytes | None:
         if file.read(len(_MAGIC)) != _MAGIC:
             return None
         return os.pread(file.fileno(), _READ_BYTES, offset)
+
+
+def _remove_blank(folder: Path) -> None:
+    """Remove the segments that a process had prepared and did not come to use: after them there
+    will be others, which a reader must come to."""
+    for number in _numbers(folder):
+        path = folder / _file(number)
+        with path.open("rb", buffering=0) as file:
+            if file.read(len(_MAGIC)) == _MAGIC:
+                continue
+            file.seek(0)
+            data = file.read(SEGMENT_BYTES)
+        if not any(data[: len(_MAGIC)]) and not data[_HEAD_BYTES:].strip(b"\0"):
+            path.unlink()
 
 
 def _lost_of(folder: Path, number: int) -> int:
