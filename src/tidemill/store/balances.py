@@ -37,6 +37,8 @@ class Draw(msgspec.Struct, frozen=True):
         least: what is of use; where there is less, nothing is taken.
         forced: it has been used already: it is taken even beyond the limit.
         held: places that the server holds, of concurrent requests.
+        excess: of a rate, charged first: what the bucket has refilled while the server held a part
+            of it, beyond the amount of both.
     """
 
     level: str
@@ -48,6 +50,7 @@ class Draw(msgspec.Struct, frozen=True):
     least: int = 0
     forced: bool = False
     held: int = 0
+    excess: int = 0
 
 
 class Drawn(msgspec.Struct, frozen=True):
@@ -127,6 +130,7 @@ def _draw(connection: Connection, server: str, now: int, want: Draw) -> Drawn:
     taken, at = row.taken, now
     if period is Period.MINUTE:
         taken, at = _refilled(row.taken, row.at, now, want.amount)
+        taken = max(taken, min(want.amount, taken + want.excess))
     granted = _granted(want, want.amount - taken)
     taken = max(0, taken + granted)
     connection.execute(update(BALANCES).where(*key).values(taken=taken, at=at))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -25,7 +27,7 @@ from tidemill.server.quotas.treasury import Entry, Treasury, Watcher
 from tidemill.server.storage import Storage
 from tidemill.store import limits as stored
 from tidemill.store.database import Database
-from tidemill.store.location import Location
+from tidemill.store.location import Location, location_of
 
 NOON = 1_800_000_000.0
 
@@ -84,6 +86,7 @@ class Server:
     level: Level = Level.KEY
     monotonic: float = 0.0
     outage: float = 3600.0
+    later: float = 0.0  # by which both clocks have been put on
     live: list[Live] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -93,7 +96,8 @@ class Server:
         self.quotas = Quotas(defaults, Prices(), clock=self.now, treasury=self.treasury)
 
     def now(self) -> Now:
-        return Now(asyncio.get_running_loop().time(), NOON + self.monotonic)
+        monotonic = asyncio.get_running_loop().time() + self.later
+        return Now(monotonic, NOON + self.monotonic + self.later)
 
     def request(self, key: str = "ci") -> RequestQuota:
         found = self.quotas.request(Principal(f"key:{key}", key, Role.USER))
@@ -121,6 +125,17 @@ def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def database(location: Location) -> AsyncIterator[Database]:
+    found = Database(location)
+    await found.open()
+    yield found
+    await found.close()
+
+
+@asynccontextmanager
+async def file_of(directory: Path) -> AsyncIterator[Database]:
+    """A database whose rates refill by the tests' clock."""
+    location = location_of(None, directory)
+    assert location is not None
     found = Database(location)
     await found.open()
     yield found
@@ -155,6 +170,51 @@ async def test_a_storm_of_256_requests_admits_exactly_what_fits(database: Databa
     for live in server.live:
         live.held.settle(10, 0, 20)
     await server.treasury.close()
+
+
+async def test_what_was_drawn_ahead_is_a_part_of_a_bucket_and_not_on_top_of_it(
+    tmp_path: Path,
+) -> None:
+    async with file_of(tmp_path) as database:
+        server = Server(database, {"tpm": 6400, "rpm": 6400})
+        for _ in range(8):  # requests keep coming, so that something stays drawn; it is refilled
+            (await server.reserve()).settle(10, 0, 20)
+            server.later += 20
+            await asyncio.sleep(0.06)
+            left = server.request().standing()
+            assert left.tokens is not None
+            assert left.requests is not None
+            assert left.tokens.remaining <= left.tokens.limit
+            assert left.requests.remaining <= left.requests.limit
+        assert any(meter.free > 0 for meter in server.meters), "or nothing was tested"
+        assert left.tokens.reset == pytest.approx(0, abs=0.5)
+        admitted = 0
+        with pytest.raises(Rejection):
+            while True:
+                await server.reserve(64, 0)
+                admitted += 64
+        assert admitted <= 6400, "of one instant"
+        assert admitted >= 6400 - 64
+        assert (await refused(server, 6401))["code"] == "request_exceeds_limit"
+        await server.treasury.close()
+
+
+async def test_what_ends_unused_after_a_refill_fills_no_bucket_beyond_its_amount(
+    tmp_path: Path,
+) -> None:
+    async with file_of(tmp_path) as database:
+        server = Server(database, {"tpm": 6400})
+        for _ in range(3):  # each holds all of a minute, and uses none of it
+            await server.reserve(6400, 0)
+            server.later += 60
+        for live in server.live:
+            live.held.release()
+        left = server.request().standing().tokens
+        assert left is not None
+        assert left.remaining == 6400
+        await server.reserve(6400, 0)
+        assert (await refused(server, 64))["code"] == "rate_limit_exceeded"
+        await server.treasury.close()
 
 
 async def test_what_was_used_outlives_a_restart_exactly_and_a_kill_without_overshoot(

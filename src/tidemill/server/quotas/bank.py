@@ -44,6 +44,7 @@ class StoreBank:
                 *(entry.subject[0].value, entry.subject[1], entry.name, entry.want.period),
                 *(entry.amount, entry.want.want, entry.want.least, entry.want.forced),
                 held=entry.held,
+                excess=entry.excess,
             )
             for entry in entries
         ]

@@ -2,6 +2,10 @@
 
 A request takes from the amount that was drawn ahead, in memory. What is drawn counts as taken for
 everybody until it is returned, so servers together never exceed the limit, whatever ends one.
+
+What is drawn of a rate is a part of its bucket: bucket and drawn together hold at most the amount.
+The store's bucket refills while something is drawn; what it then has too much is charged with the
+next draw.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tidemill.contract.quotas import Measure, Period
-from tidemill.server.quotas.meters import SOON, Gauge, Meter, Now
+from tidemill.server.quotas.meters import SOON, Bucket, Gauge, Meter, Now
 
 SHARE = 32
 ONE = 16
@@ -46,13 +50,16 @@ class Leased:
 
     __slots__ = (
         *("_active", "_bank", "_biggest", "_in_flight", "_look", "_taken", "_touched", "_waiting"),
-        *("_outage", "_outage_at", "_owed", "_owed_sent", "_period", "_retired", "free", "heard"),
+        *("_outage", "_outage_at", "_owed", "_owed_sent", "_period", "_retired", "_stored"),
+        *("free", "heard"),
     )
 
     def __init__(self, bank: Meter, now: Now, touched: Callable[[Leased], None]) -> None:
         self.free = 0
         self.heard = False
         self._bank = bank
+        # The store's bucket as it is; `_bank` lacks what is drawn of a full one.
+        self._stored = Bucket(bank.measure, bank.amount, now) if isinstance(bank, Bucket) else None
         self._touched = touched
         self._period = 0 if isinstance(bank, Gauge) else bank.period_at(now)
         self._taken = 0  # by requests, since the last round
@@ -92,7 +99,8 @@ class Leased:
     def may_grow(self, need: int, now: Now) -> bool:
         """Whether the limit has room for `need`, for all that is known, so that it can be drawn."""
         self._roll(now)
-        return self._bank.fits(need - self.free, now) if self.heard else need <= self.amount
+        fits = self._bank.fits(need - self.free, now) if self.heard else True
+        return fits and need <= self.amount
 
     def want(self, need: int) -> None:
         """A request waits for `need`."""
@@ -125,6 +133,8 @@ class Leased:
         elif period != self._period:
             return  # what was drawn of a day that is over is of no use to anybody
         self.free += taken - used
+        if self._stored is not None:
+            self.free = min(self.free, self.amount)
         self._touched(self)
 
     def wait(self, need: int, now: Now) -> float:
@@ -145,15 +155,21 @@ class Leased:
     def remaining(self, now: Now) -> int:
         """See `Meter`."""
         self._roll(now)
-        return max(0, self.free + self._bank.remaining(now))
+        return min(self.amount, max(0, self.free + self._bank.remaining(now)))
 
     def reset(self, now: Now) -> float:
         """See `Meter`."""
-        return self._bank.reset(now)
+        self._roll(now)
+        seconds = self._bank.reset(now)
+        if self._stored is None:
+            return seconds
+        return max(0.0, seconds - self.free * _MINUTE / max(self.amount, 1))
 
     def change(self, amount: int, now: Now) -> None:
         """See `Meter`."""
         self._bank.change(amount, now)
+        if self._stored is not None:
+            self._stored.change(amount, now)
         self._touched(self)
 
     def retire(self) -> None:
@@ -168,6 +184,8 @@ class Leased:
     def hear(self, taken: int, now: Now) -> None:
         """See `Meter`."""
         self._bank.hear(taken, now)
+        if self._stored is not None:
+            self._stored.hear(taken, now)
 
     # -- the store ---------------------------------------------------------------------------------
 
@@ -227,6 +245,14 @@ class Leased:
         """Drawn, whether requests have taken it or not."""
         return self.free + self._in_flight
 
+    def excess(self, now: Now) -> int:
+        """Of a rate: what the store's bucket has refilled beyond the amount less what was drawn."""
+        self._roll(now)
+        if self._stored is None or not isinstance(self._bank, Bucket):
+            return 0
+        self._stored.cap(self.amount, now)
+        return max(0, int(self._stored.level - self._bank.level + 1e-3))
+
     def sent(self, want: Want) -> None:
         """The draw is on its way: what it returns cannot be spent any more."""
         if want.want < 0:
@@ -242,7 +268,7 @@ class Leased:
         if granted > 0:
             self.free += granted - self._owed_sent
         self._owed_sent = 0
-        self._bank.hear(taken, now)
+        self.hear(taken, now)
 
     def lost(self, want: Want, servers: int, now: Now) -> None:
         """The store has not answered: what was returned may count as returned or not, so that it
@@ -259,6 +285,8 @@ class Leased:
         if period is Period.MINUTE:
             if self._outage:
                 self._refill(now)
+            if isinstance(self._bank, Bucket):
+                self._bank.cap(self.amount - max(0, self.free), now)
         elif period is not Period.CONCURRENT:
             current = self._bank.period_at(now)
             if current != self._period:

@@ -150,6 +150,11 @@ class Bucket:
     def retire(self) -> None:
         """Nothing to do."""
 
+    def cap(self, most: int, now: Now) -> None:
+        """It holds no more than `most` now."""
+        self._refill(now)
+        self.level = min(self.level, float(most))
+
     def _refill(self, now: Now) -> None:
         seconds = now.monotonic - self._at
         if seconds > 0.0:

@@ -45,6 +45,7 @@ class Entry(NamedTuple):
         amount: the limit.
         held: drawn before.
         want: what to take or return.
+        excess: of a rate, what its bucket must not have refilled.
     """
 
     subject: Subject
@@ -52,6 +53,7 @@ class Entry(NamedTuple):
     amount: int
     held: int
     want: Want
+    excess: int = 0
 
 
 class Bank(Protocol):
@@ -235,7 +237,11 @@ class Treasury:
     async def _draw(self, wants: Sequence[tuple[Leased, Want]]) -> None:
         if not wants:
             return
-        entries = [Entry(self._subjects[m], _name(m), m.amount, m.held, want) for m, want in wants]
+        now = self._clock()
+        entries = [
+            Entry(self._subjects[m], _name(m), m.amount, m.held, want, m.excess(now))
+            for m, want in wants
+        ]
         for meter, want in wants:
             meter.sent(want)
         try:
