@@ -63,6 +63,8 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
     said = run(source, target)
     assert said.returncode == 2 and "/v1/rerank" in said.stderr
     assert run(tmp_path / "none.jsonl", target).returncode == 1
+    said = run(source, source)
+    assert said.returncode == 2 and "the same file" in said.stderr
     write(source, lines(1))
     target.write_text('{"custom_id": "another"}\n')
     said = run(source, target)

@@ -19,8 +19,8 @@ from tidemill.store.backup import back_up
 from tidemill.store.content import LinkRow, ResponseRow
 from tidemill.store.database import Database
 from tidemill.store.files import File
-from tidemill.store.location import Location
-from tidemill.store.purge import owners_of, purge
+from tidemill.store.location import Location, location_of
+from tidemill.store.purge import forget, owners_of, purge
 from tidemill.store.tables.audit import AUDIT_ROWS
 
 
@@ -96,4 +96,26 @@ async def test_purging_removes_content_and_leaves_a_receipt(location: Location) 
         assert ("content.purge", "key:a") in [tuple(row) for row in acts]
 
     await database.write(work)
+    await database.close()
+
+
+async def test_what_was_purged_is_in_no_file(tmp_path: Path) -> None:
+    where = location_of(None, tmp_path)
+    assert where is not None and where.path is not None
+    database = await opened(where)
+    word = b"periwinkle" * 50
+
+    def upload(connection: sa.Connection) -> None:
+        file = File("f", "key:a", "batch", "n", files.READY, 3, 0, None, None)
+        files.begin(connection, file)
+        files.append(connection, file.id, 0, word)
+
+    def everything() -> bytes:
+        return b"".join(path.read_bytes() for path in tmp_path.glob("tidemill.db*"))
+
+    await database.write(upload)
+    assert word in everything()
+    with audit.sealed_with(None):
+        await database.write(partial(purge, actor="cli:me", owners=["key:a"]))
+    assert forget(where) and word not in everything()
     await database.close()

@@ -56,6 +56,7 @@ def run(input_file: Path, output_file: Path, model: str | None, concurrency: int
 
     import uvloop
 
+    from tidemill.base.errors import config_error
     from tidemill.base.log import set_up_logging
     from tidemill.cli.deployments import deployment_inputs
     from tidemill.cli.progress import bar
@@ -64,6 +65,8 @@ def run(input_file: Path, output_file: Path, model: str | None, concurrency: int
     from tidemill.server.batches.local import OutputFile, answer_file, read_lines
     from tidemill.server.run import assembled
 
+    if input_file.resolve() == output_file.resolve():
+        raise config_error("output", f"IN and OUT are the same file, {input_file}")
     set_up_logging("api", "warning", "text")
     endpoint, lines = read_lines(input_file)
     context = click.get_current_context()

@@ -57,7 +57,7 @@ def purge(
 
     A receipt is written to the audit log. Usage and audit have no content and stay.
     """
-    from tidemill.store.purge import owners_of
+    from tidemill.store.purge import forget, owners_of
     from tidemill.store.purge import purge as remove
 
     def find(connection: Connection) -> list[str]:
@@ -68,6 +68,7 @@ def purge(
         click.confirm(f"remove what {', '.join(owners)} stored?", abort=True, err=True)
     work = partial(remove, actor=actor_name(), owners=owners)
     found = with_database(database, lambda opened: opened.write(work))
+    forget(located(database))
     if as_json:
         click.echo(json.dumps({"owners": owners, "removed": found}))
     else:

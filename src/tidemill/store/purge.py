@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, select
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.store import audit, content
+from tidemill.store.location import Location
 from tidemill.store.tables.batches import BATCH_LINES, BATCHES, FILE_CHUNKS, FILES
 from tidemill.store.tables.identity import KEYS, USERS
+
+
+def forget(location: Location) -> bool:
+    """Empty SQLite's log of changes, in which removed rows are still readable.
+
+    Returns:
+        False: a reader was in the way; the log is emptied when SQLite next can.
+    """
+    if location.path is None:
+        return True
+    connection = sqlite3.connect(location.path, timeout=10)
+    try:
+        [(busy, _, _)] = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    finally:
+        connection.close()
+    return not busy
 
 
 def owners_of(connection: Connection, subject: str) -> list[str]:
@@ -58,6 +76,9 @@ def purge(connection: Connection, actor: str, owners: Sequence[str]) -> dict[str
 
     Usage and audit have no content and stay.
     """
+    if connection.dialect.name == "sqlite":
+        # What is removed is overwritten; `forget` has it overwritten in the log of changes, too.
+        connection.exec_driver_sql("PRAGMA secure_delete=ON")
     found = {"responses": 0, "conversations": 0, "files": 0, "batches": 0}
     for owner in owners:
         for name, count in content.remove_owner(connection, owner).items():

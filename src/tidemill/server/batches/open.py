@@ -52,7 +52,8 @@ def go_on(context: ServerContext) -> None:
     async def look(database: Database) -> None:
         from tidemill.store.batches import any_unfinished
 
-        if await database.read(any_unfinished):
+        # Another server of a shared database may die any time: its batches are taken over.
+        if database.dialect == "postgresql" or await database.read(any_unfinished):
             context.kept(_make).start()
 
     if context.storage is not None:

@@ -35,7 +35,7 @@ log = get_logger(__name__)
 
 LEASE_SECONDS = 10
 POLL_SECONDS = 3.0
-IDLE_POLL_SECONDS = 30.0
+IDLE_POLL_SECONDS = 10.0
 """Of a database that other servers may share."""
 
 AT_ONCE = 8
