@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import stat
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 from helpers.postgres import Postgres, running
 
 from tidemill.base.errors import TidemillError
+from tidemill.store import database as database_module
 from tidemill.store.database import Database
 from tidemill.store.location import Location, location_of
 from tidemill.store.migrations.migrate import revision_of, run_revisions, script
@@ -271,6 +273,35 @@ async def test_a_file_that_is_removed_is_noticed_and_made_anew(tmp_path: Path) -
     await database.write(lambda c: c.execute(_set("b", "2")), patience=30)
     assert await database.read(_values) == {"b": "2"}
     assert database.outages == 1
+    await database.close()
+
+
+async def test_a_file_that_another_program_holds_does_not_answer_and_nothing_is_done_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.5)
+    monkeypatch.setattr(database_module, "_BUSY_POLL_SECONDS", 0.1)
+    location = location_of(None, tmp_path)
+    assert location is not None
+    assert location.path is not None
+    database = Database(location)
+    await database.open()
+    other = sqlite3.connect(location.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        async with asyncio.timeout(60):
+            writes = [database.write(lambda c, n=n: c.execute(_set(n, "1"))) for n in "abc"]
+            found = await asyncio.gather(*writes, return_exceptions=True)
+        assert all(isinstance(one, DatabaseUnavailable) for one in found), found
+        await asyncio.sleep(0.3)  # it still answers readers
+        assert not database.available and database.outages == 1
+        with pytest.raises(DatabaseUnavailable, match="locked"):
+            await database.write(lambda c: c.execute(_set("d", "1")))
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+    await database.write(lambda c: c.execute(_set("e", "1")), patience=30)
+    assert await database.read(_values) == {"e": "1"}
     await database.close()
 
 

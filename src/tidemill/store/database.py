@@ -34,7 +34,11 @@ Work = Callable[[Connection], T]
 that is repeated may have counted already: one that is given patience must be idempotent."""
 
 BUSY_SECONDS = 10.0
-"""How long SQLite waits for another process's transaction."""
+"""How long a transaction of SQLite waits for another one; then the database does not answer, and
+nothing of it is executed later."""
+
+_BUSY_POLL_SECONDS = 1.0
+"""How long SQLite itself waits; the transaction is begun again until `BUSY_SECONDS` are over."""
 
 CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 60.0
@@ -70,11 +74,13 @@ class Database:
         """``sqlite`` or ``postgresql``."""
         return "sqlite" if self.location.path is not None else "postgresql"
 
-    async def open(self, patience: float = 0.0) -> None:
+    async def open(self, patience: float = 0.0, *, writable: bool = False) -> None:
         """Connect, and migrate to the newest revision where needed.
 
         Args:
             patience: seconds to try again while the database does not answer.
+            writable: one that only answers readers, since another program holds it, does not
+                answer.
 
         Raises:
             DatabaseUnavailable: it does not answer.
@@ -84,7 +90,7 @@ class Database:
         delay = _BACKOFF[0]
         while True:
             try:
-                await self._open()
+                await self._open(writable=writable)
                 return
             except Exception as error:
                 fault = fault_of(error)
@@ -98,7 +104,7 @@ class Database:
             await asyncio.sleep(delay)
             delay = min(2 * delay, _BACKOFF[1])
 
-    async def _open(self) -> None:
+    async def _open(self, *, writable: bool) -> None:
         await self._dispose()
         path = self.location.path
         if path is not None:
@@ -108,6 +114,8 @@ class Database:
         engine = self._engine
         if not await greenlet_spawn(is_current, engine):
             await greenlet_spawn(migrate, engine)
+        if writable:
+            await greenlet_spawn(_in_transaction, engine, lambda connection: None, True)
         self.available = True
         self._returned.set()
 
@@ -139,26 +147,36 @@ class Database:
         return await self._run(work, patience, writing=True)
 
     async def _run(self, work: Work[T], patience: float, *, writing: bool) -> T:
-        deadline = monotonic() + patience
+        started = monotonic()
+        deadline = started + patience
         conflicts = 0
         while True:
             if not self.available:
                 await self._wait(deadline - monotonic())
+                started, conflicts = monotonic(), 0
+            until = max(deadline, started + BUSY_SECONDS)
             try:
                 return await asyncio.shield(
-                    asyncio.ensure_future(self._transaction(work, writing=writing))
+                    asyncio.ensure_future(self._transaction(work, until, writing=writing))
                 )
             except Exception as error:
                 fault = fault_of(error)
                 if fault is Fault.OWN:
                     raise
-                if fault is Fault.CONFLICT and conflicts < _CONFLICTS:
+                if fault is Fault.CONFLICT and self._again(started, conflicts):
                     conflicts += 1
-                    await asyncio.sleep(0.005 * 2**conflicts)
+                    await asyncio.sleep(min(0.005 * 2**conflicts, 1.5))
                     continue
                 self._lost(error)
                 if monotonic() >= deadline:
                     raise self._unavailable() from None
+
+    def _again(self, started: float, conflicts: int) -> bool:
+        """Whether a transaction that met another one is run again. SQLite's may meet one that
+        stays, of another program."""
+        if self.location.path is not None:
+            return monotonic() < started + BUSY_SECONDS
+        return conflicts < _CONFLICTS
 
     async def _wait(self, seconds: float) -> None:
         if seconds <= 0:
@@ -170,7 +188,7 @@ class Database:
         except TimeoutError:
             raise self._unavailable() from None
 
-    async def _transaction(self, work: Work[T], *, writing: bool) -> T:
+    async def _transaction(self, work: Work[T], until: float, *, writing: bool) -> T:
         engine = self._engine
         assert engine is not None
         path = self.location.path
@@ -181,8 +199,19 @@ class Database:
             raise FileNotFoundError(f"{path.name} was removed or replaced")
         if not writing:
             return await greenlet_spawn(_in_transaction, engine, work, writing)
-        async with self._writing:
+        await self._turn(until - monotonic())
+        try:
             return await greenlet_spawn(_in_transaction, engine, work, writing)
+        finally:
+            self._writing.release()
+
+    async def _turn(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                await self._writing.acquire()
+        except TimeoutError:
+            cause = self._cause if not self.available else "its other transactions take too long"
+            raise DatabaseUnavailable(self.location.shown, cause) from None
 
     def _lost(self, error: Exception) -> None:
         self._cause = cause_of(error)
@@ -198,7 +227,7 @@ class Database:
         """Wait for the database to answer again."""
         lost = monotonic()
         try:
-            await self.open(patience=math.inf)
+            await self.open(patience=math.inf, writable=True)
         except TidemillError as error:
             self._cause = error.message
             log.error("the database %s cannot be used: %s", self.location.shown, error.message)
@@ -264,7 +293,7 @@ def _sqlite_engine(location: Location) -> Engine:
         pool_size=2,
         max_overflow=0,
         pool_timeout=60,
-        connect_args={"timeout": BUSY_SECONDS},
+        connect_args={"timeout": _BUSY_POLL_SECONDS},
     )
 
     @event.listens_for(engine, "connect")
