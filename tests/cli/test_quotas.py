@@ -28,7 +28,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_limits_are_set_lifted_and_removed(run: Any) -> None:
     assert "no limits of their own" in run("show")
-    assert run("set", "key", "ci", "rpm=60", "soft_money_per_day=0.5") == (
+    assert run("set", "key", "key:ci", "rpm=60", "soft_money_per_day=0.5") == (
         "key ci: requests_per_minute=60, soft_money_per_day=0.50 (0.00 taken)\n"
     )
     run("set", "server", "tpm=100_000")
@@ -47,8 +47,12 @@ def test_limits_are_set_lifted_and_removed(run: Any) -> None:
     [
         (("set", "key", "rpm=1"), "tidemill quotas set key NAME LIMIT=VALUE"),
         (("set", "key", "ci", "rpm"), "'rpm' is no LIMIT=VALUE"),
-        (("set", "key", "ci", "rmp=1"), "no limit 'rmp'"),
-        (("set", "key", "ci"), "limits is empty"),
+        (("set", "key", "key:ci", "rmp=1"), "no limit 'rmp'"),
+        (("set", "key", "key:ci"), "limits is empty"),
+        (("set", "key", "c1", "rpm=1"), "a key of a key file is written key:c1"),
+        (("show", "key", "c1"), "there is no key 'c1'"),
+        (("set", "server", "search", "rpm=1"), "the server has no name"),
+        (("show", "server", "search"), "the server has no name"),
         (("set", "team", "'; drop table limits; --", "rpm=1"), "there is no team"),
         (("set", "person", "ci", "rpm=1"), "level must be one of"),
         (("show", "--database", "none"), "needs a database"),

@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from tidemill.base.errors import bad_request
+from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.contract.quotas import MEASURES, SOFT, Level, Limit, Limits, Period, parse_limit
 from tidemill.store import audit, limits
-from tidemill.store.actors import Actor
+from tidemill.store.actors import Actor, forbidden
 from tidemill.store.limits import Subject
 from tidemill.store.tables.identity import KEYS, ORGANISATIONS, TEAMS, USERS
 from tidemill.store.tables.quotas import BALANCES
@@ -22,6 +22,9 @@ DEFAULT = "default"
 
 MAX_NAME = 200
 """Characters of the name of a key that is not in the database."""
+
+_OUTSIDE = ("key:", "addr:")
+"""What begins the names of clients that are not in the database."""
 
 _TABLES = {
     Level.ORGANISATION: ORGANISATIONS,
@@ -42,8 +45,8 @@ def change_limits(
         connection: in a writing transaction.
         actor: administrators may change all; managers those of their team's keys and users.
         level: see `Level`.
-        name: of the subject, or its id; of a key that is not in the database as key files name it,
-            or ``addr:ADDRESS``.
+        name: of the subject, or its id, empty for the server; ``key:NAME`` of a key file's key,
+            ``addr:ADDRESS`` of a client without a key.
         values: by name as `parse_limit` reads them; `DEFAULT` removes one.
 
     Raises:
@@ -95,12 +98,19 @@ def subject_of(
     of = Level(level)
     if not name and of is not Level.SERVER:
         raise bad_request("name", f"name says which {level}")
-    if of in (Level.SERVER, Level.ORGANISATION):
-        if not actor.everywhere:
-            raise not_found(level, name)
+    if of in (Level.SERVER, Level.ORGANISATION):  # whether it exists is not said to others
         if change:
             actor.check_admin(f"setting limits of the level {level}")
+        elif not actor.everywhere:
+            raise forbidden(
+                f"limits of the level {level} are seen by the roles admin and auditor; "
+                f"{actor.name} has {actor.role}"
+            )
     if of is Level.SERVER:
+        if name:
+            raise bad_request(
+                "name", f"the server has no name, and its limits count for all; got {name[:64]!r}"
+            )
         return (of, ""), ""
     if of is Level.ORGANISATION:
         row = organisation_of(connection, name)
@@ -131,8 +141,17 @@ def _key_subject(
         actor.check_admin("setting limits of a key that is not in the database")
     if not name or len(name) > MAX_NAME or not name.isprintable():
         raise bad_request("name", f"name must have 1 to {MAX_NAME} printable characters")
-    known = name if name.startswith(("key:", "addr:")) else f"key:{name}"
-    return (Level.KEY, known), known.partition(":")[2]
+    if name.startswith(_OUTSIDE):
+        return (Level.KEY, name), name.partition(":")[2]
+    subject = Level.KEY, f"key:{name}"
+    if subject in limits.read_limits(connection):
+        return subject, name
+    raise TidemillError(
+        ErrorKind.NOT_FOUND,
+        f"there is no key {name[:80]!r} in the database; a key of a key file is written "
+        f"key:{name[:80]}, and a client without a key addr:ADDRESS",
+        param="key",
+    )
 
 
 def _row(connection: Connection, subject: Subject) -> Any:

@@ -157,8 +157,9 @@ def test_limits_are_set_over_http_and_followed(
     ("body", "param"),
     [
         ({"level": "person", "limits": {"rpm": 1}}, "level"),
-        ({"level": "key", "name": "x", "limits": {"rmp": 1}}, "quotas"),
-        ({"level": "key", "name": "x", "limits": {}}, "limits"),
+        ({"level": "key", "name": "key:x", "limits": {"rmp": 1}}, "quotas"),
+        ({"level": "key", "name": "key:x", "limits": {}}, "limits"),
+        ({"level": "server", "name": "x", "limits": {"rpm": 1}}, "name"),
         ({"level": "key", "name": "x\r\ny", "limits": {"rpm": 1}}, "name"),
         ({"level": "key", "limits": {"rpm": 1}}, "name"),
     ],

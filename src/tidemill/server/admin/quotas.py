@@ -29,7 +29,8 @@ class QuotaBody(Body, kw_only=True):
 
     Attributes:
         level: server, organisation, team, user or key.
-        name: of the subject, or its id; empty for the server.
+        name: of the subject, or its id; empty for the server. `key:NAME` is a key of a key file,
+            `addr:ADDRESS` a client without a key.
         limits: by name, such as `tokens_per_day`; "none": no limit, "default": the level's again.
     """
 
