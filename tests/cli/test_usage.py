@@ -109,6 +109,11 @@ def test_the_audit_log_is_verified(home: Path) -> None:
     assert f"row 3 of chain {subject}: changed" in result.output
     found = json.loads(run("audit", "verify", "--json").stdout)
     assert found["valid"] is False
+    result = run("audit", "prune", "2027-12-31")
+    assert result.exit_code == 1 and f"row 3 of chain {subject}: changed" in result.output
+    assert run("audit", "verify").exit_code == 1
+    result = run("audit", "prune", "2027-12-31", "--force")
+    assert (result.exit_code, result.stdout) == (0, "removed: 4 rows\n")
 
 
 @pytest.mark.usefixtures("left")

@@ -15,10 +15,11 @@ from sqlalchemy import Connection
 
 from tidemill.base.errors import TidemillError
 from tidemill.store import audit
-from tidemill.store.audit import ACTS, append, erase, prune, record, sealed_with
+from tidemill.store.audit import ACTS, append, erase, record, sealed_with
 from tidemill.store.chain import Row
 from tidemill.store.database import Database
 from tidemill.store.location import Location
+from tidemill.store.prune import prune, prune_requests
 from tidemill.store.sealing import Ed25519Sealer, HmacSealer, Sealer, open_sealer
 from tidemill.store.tables.audit import AUDIT_HEADS, AUDIT_ROWS, AUDIT_SEALS
 from tidemill.store.verify import ChainReport, export, verify
@@ -226,8 +227,8 @@ async def test_retention_leaves_a_valid_rest(
     monkeypatch.setattr(audit, "SEAL_ROWS", 4)
     database = await filled(location)
     with sealed_with(KEY):
-        assert await database.write(lambda c: prune(c, "s1", 9000)) == 8
-        assert await database.write(lambda c: prune(c, "s1", 9000)) == 0
+        assert await database.write(lambda c: prune(c, "s1", 9000).removed) == 8
+        assert await database.write(lambda c: prune(c, "s1", 9000).removed) == 0
     found = await database.read(checked())
     assert (found["s1"].rows, found["s1"].pruned, found["s1"].fault) == (12, 8, None)
     await database.write(lambda c: c.execute(AUDIT_ROWS.delete().where(_row(9))))
@@ -238,16 +239,50 @@ async def test_retention_leaves_a_valid_rest(
 async def test_what_is_old_is_pruned_in_parts(location: Location) -> None:
     database = await filled(location)
     with sealed_with(KEY):
-        counts = [await database.write(lambda c: prune(c, "s1", 10**9, 8)) for _ in range(4)]
+        counts = [
+            await database.write(lambda c: prune(c, "s1", 10**9, 8).removed) for _ in range(4)
+        ]
     assert counts == [8, 8, 4, 0]
     assert await faults(database) == []
+    await database.close()
+
+
+@pytest.mark.parametrize(("seq", "changed"), [(5, False), (5, True), (20, False)])
+async def test_what_was_tampered_with_is_not_pruned(
+    location: Location, seq: int, changed: bool
+) -> None:
+    """Else the pruning removes what shows it."""
+    database = await filled(location)
+    harm = AUDIT_ROWS.update().values(actor="x") if changed else AUDIT_ROWS.delete()
+    await database.write(lambda c: c.execute(harm.where(_row(seq))))
+    with sealed_with(KEY):
+        done = await database.write(lambda c: prune_requests(c, "cli:root", 10**9))
+        assert done.removed == 0
+        assert [(fault.chain, fault.seq) for fault in done.faults] == [("s1", seq)]
+        [fault] = await faults(database)
+        assert fault.startswith(f"row {seq} of chain s1")
+        # Forced, the log keeps what was wrong.
+        done = await database.write(lambda c: prune_requests(c, "cli:root", 10**9, force=True))
+        assert done.removed >= 19
+    told = sa.select(ROWS.detail).where(ROWS.kind == "audit.prune")
+    details = await database.read(lambda c: list(c.execute(told).scalars()))
+    assert f"row {seq} of chain s1" in details[-1]
+    await database.close()
+
+
+async def test_a_head_that_was_changed_is_not_sealed_again_by_pruning(location: Location) -> None:
+    database = await filled(location)
+    await database.write(_cut_with_head)
+    with sealed_with(KEY):
+        done = await database.write(lambda c: prune(c, "s1", 9000))
+    assert done.removed == 0 and "seal does not fit" in done.faults[0].what
     await database.close()
 
 
 async def test_everything_may_be_pruned_and_the_chain_goes_on(location: Location) -> None:
     database = await filled(location)
     with sealed_with(KEY):
-        assert await database.write(lambda c: prune(c, "s1", 10**9)) == 20
+        assert await database.write(lambda c: prune(c, "s1", 10**9).removed) == 20
         assert await faults(database) == []
         await database.write(lambda c: append(c, "s1", rows(21, 23)))
     found = await database.read(checked())

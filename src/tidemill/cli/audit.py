@@ -93,25 +93,40 @@ def export(
 
 def prune(
     age: str = argument(..., help="Of the rows to be removed, at least: 90d, 400d."),
+    force: bool = option(
+        False, help="Also where a chain is broken: the log keeps what was wrong with it."
+    ),
     database: str | None = DATABASE,
 ) -> None:
     """Remove the oldest rows of requests; what administrators did stays.
 
-    The rest can be verified as before, and the log says what was removed, by whom.
+    The rest can be verified as before, and the log says what was removed, by whom. Where one of
+    the rows was changed or is missing, that chain's rows stay, and the command exits with 1.
     """
-    from tidemill.store.audit import prune_requests
+    from tidemill.store.prune import prune_requests
     from tidemill.store.report import time_of
 
     before = time_of(age, "age") * 1000
-    work = partial(prune_requests, before=before, actor=actor_name())
+    work = partial(prune_requests, before=before, actor=actor_name(), force=force)
 
-    async def run(opened: Database) -> int:
+    async def run(opened: Database) -> tuple[int, dict[str, str]]:
         total = 0
-        while count := await opened.write(work):
-            total += count
-        return total
+        faults: dict[str, str] = {}
+        while True:
+            done = await opened.write(work)
+            total += done.removed
+            for fault in done.faults:
+                faults.setdefault(fault.chain, str(fault))  # the first is what began it
+            if not done.removed:
+                return total, faults
 
-    click.echo(f"removed: {with_database(database, run):,} rows")
+    removed, faults = with_database(database, run)
+    for fault in faults.values():
+        click.echo(fault, err=True)
+    click.echo(f"removed: {removed:,} rows")
+    if faults and not force:
+        click.echo("the rows of broken chains stay; --force removes them too", err=True)
+        sys.exit(1)
 
 
 def retention(

@@ -70,7 +70,8 @@ def keep_records(context: ServerContext, home: Path, prices: Prices) -> Recorder
 
 async def _prune_old(database: Database) -> None:
     """Remove rows of the audit log that are older than administrators want them kept."""
-    from tidemill.store.audit import prune_requests, retention
+    from tidemill.store.audit import retention
+    from tidemill.store.prune import prune_requests
 
     while True:
         try:
@@ -78,8 +79,10 @@ async def _prune_old(database: Database) -> None:
             if seconds is not None:
                 before = int((wall() - seconds) * 1000)
                 work = partial(prune_requests, actor="server", before=before)
-                while await database.write(work):
+                while (done := await database.write(work)).removed:
                     await asyncio.sleep(PAUSE_SECONDS)
+                for fault in done.faults:
+                    log.error("old rows of the audit log stay, for it is broken: %s", fault)
         except Exception as error:
             log.warning("old rows of the audit log could not be removed, again later: %s", error)
         await asyncio.sleep(PRUNE_SECONDS)

@@ -31,8 +31,6 @@ CHAIN_BEGUN = "chain.begin"
 SEAL_ROWS = 1000
 """Rows of a chain between two seals that stay; its head is sealed with every transaction."""
 
-PRUNED_AT_ONCE = 20_000
-
 _RETENTION = "audit.retention"
 _MOST_KIND = 64
 _MOST_TEXT = 128
@@ -145,41 +143,6 @@ def write_head(connection: Connection, chain: str, head: Head) -> None:
     row = _head_row(chain, head)
     del row["chain"]
     connection.execute(AUDIT_HEADS.update().where(AUDIT_HEADS.c.chain == chain).values(row))
-
-
-def prune(connection: Connection, chain: str, before: int, most: int = PRUNED_AT_ONCE) -> int:
-    """Remove a chain's oldest rows, as far as they are all older than `before` (milliseconds); at
-    most `most` of them, so that no transaction is long.
-
-    The chain's head says where the rest begins. Returns how many were removed; who calls this
-    notes it with `record`.
-    """
-    head = locked_head(connection, chain)
-    rows = AUDIT_ROWS.c
-    young = sa.select(rows.seq).where(rows.chain == chain, rows.at >= before)
-    first_young = connection.execute(young.order_by(rows.seq).limit(1)).scalar()
-    last_old = head.seq if first_young is None else first_young - 1
-    last_old = min(last_old, head.pruned_seq + most)
-    if last_old <= head.pruned_seq:
-        return 0
-    hash_at = sa.select(rows.hash).where(rows.chain == chain, rows.seq == last_old)
-    hash = bytes(connection.execute(hash_at).scalar_one())
-    for table in (AUDIT_ROWS, AUDIT_SEALS):
-        connection.execute(table.delete().where(table.c.chain == chain, table.c.seq <= last_old))
-    write_head(connection, chain, head._replace(pruned_seq=last_old, pruned_hash=hash))
-    return last_old - head.pruned_seq
-
-
-def prune_requests(connection: Connection, actor: str, before: int) -> int:
-    """Prune the chains of all servers, and note it; see `prune`. Done when it returns 0."""
-    chains = connection.execute(sa.select(AUDIT_HEADS.c.chain).order_by(AUDIT_HEADS.c.chain))
-    counts = {
-        chain: prune(connection, chain, before) for chain in chains.scalars().all() if chain != ACTS
-    }
-    removed = {chain: count for chain, count in counts.items() if count}
-    if removed:
-        record(connection, actor, "audit.prune", "", {"before": before, "removed": removed})
-    return sum(removed.values())
 
 
 def retention(connection: Connection) -> int | None:

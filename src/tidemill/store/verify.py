@@ -82,6 +82,13 @@ def verify(connection: Connection, sealer: Sealer | None) -> Iterator[ChainRepor
         yield ChainReport(ACTS, 0, 0, 0, 0, Fault(ACTS, 0, "all of it is missing"))
 
 
+def fault_until(
+    connection: Connection, chain: str, last: int, sealer: Sealer | None
+) -> Fault | None:
+    """The first fault of a chain's rows up to `last`. Only seals of this key are checked."""
+    return _Check(connection, chain, sealer, last).report().fault
+
+
 def _chains(connection: Connection) -> set[str]:
     found: set[str] = set()
     for table in (AUDIT_HEADS, AUDIT_SEALS):
@@ -97,9 +104,12 @@ def _chains(connection: Connection) -> set[str]:
 
 
 class _Check:
-    """The check of one chain."""
+    """The check of one chain, or of its rows up to `last`."""
 
-    def __init__(self, connection: Connection, chain: str, sealer: Sealer | None) -> None:
+    def __init__(
+        self, connection: Connection, chain: str, sealer: Sealer | None, last: int | None = None
+    ) -> None:
+        self._last = last
         self._connection = connection
         self._chain = chain
         self._sealer = sealer
@@ -138,6 +148,10 @@ class _Check:
                 if said:
                     return self._bad(seq, said)
                 self._seals += 1
+        if self._last is not None:
+            if seq < self._last:
+                return self._bad(seq + 1, "missing")
+            return self._bad(0, wrong) if wrong else None
         if seals:
             return self._bad(seq + 1, f"missing: the chain was sealed up to row {max(seals)}")
         if seq < head.seq:
@@ -163,6 +177,9 @@ class _Check:
 
     def _seal_fault(self, key_id: str, message: bytes, seal: bytes, what: str) -> str:
         """What is wrong with a seal; empty: nothing."""
+        ours = self._sealer is not None and key_id == self._sealer.key_id
+        if self._last is not None and not ours:
+            return ""
         if not key_id:
             return f"{what} is not sealed"
         if self._sealer is None:
@@ -182,10 +199,13 @@ class _Check:
 
     def _all_rows(self) -> Iterator[Any]:
         rows, after = AUDIT_ROWS.c, -1
+        within = [rows.chain == self._chain]
+        if self._last is not None:
+            within.append(rows.seq <= self._last)
         while True:
             page = self._connection.execute(
                 sa.select(AUDIT_ROWS)
-                .where(rows.chain == self._chain, rows.seq > after)
+                .where(*within, rows.seq > after)
                 .order_by(rows.seq)
                 .limit(_PAGE)
             ).all()
