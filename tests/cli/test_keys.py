@@ -98,6 +98,7 @@ def test_the_schema_goes_back_and_forth_and_keeps_the_keys(home: Path) -> None:
         (("create", "x'; DROP TABLE keys"), "letters, digits"),
         (("create", "a", "--role", "root"), "role must be one of"),
         (("create", "a", "--expires", "soon"), "90d"),
+        (("create", "a", "--expires", "2020-01-01"), "in the past"),
         (("create", "a", "--models", "any,b"), "stands alone"),
         (("create", "a", "--team", "nowhere"), "no team"),
         (("show", "nobody"), "no key"),

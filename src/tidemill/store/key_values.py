@@ -88,15 +88,15 @@ def _expires(value: int | None) -> int | None:
 
 def _patterns(name: str) -> Any:
     def check(value: Sequence[str] | None) -> list[str] | None:
-        if not value:
+        if value is None:
             return None
-        if len(value) > MAX_PATTERNS or any(
+        if not 0 < len(value) <= MAX_PATTERNS or any(
             not pattern.strip() or len(pattern) > MAX_PATTERN_CHARS or not pattern.isprintable()
             for pattern in value
         ):
             raise bad_request(
                 name,
-                f"{name} must be at most {MAX_PATTERNS} patterns of 1 to {MAX_PATTERN_CHARS} "
+                f"{name} must be 1 to {MAX_PATTERNS} patterns of 1 to {MAX_PATTERN_CHARS} "
                 "printable characters each",
             )
         if name == "routes" and any(pattern[0] not in "/*" for pattern in value):
@@ -107,10 +107,10 @@ def _patterns(name: str) -> Any:
 
 
 def _addresses(value: Sequence[str] | None) -> list[str] | None:
-    if not value:
+    if value is None:
         return None
-    if len(value) > MAX_PATTERNS:
-        raise bad_request("addresses", f"addresses must be at most {MAX_PATTERNS} networks")
+    if not 0 < len(value) <= MAX_PATTERNS:
+        raise bad_request("addresses", f"addresses must be 1 to {MAX_PATTERNS} networks")
     try:
         return [str(ipaddress.ip_network(address, strict=False)) for address in value]
     except ValueError:
@@ -138,7 +138,7 @@ def _weight(value: float) -> float:
 
 
 def _residency(value: str | None) -> str | None:
-    return check_name("residency", value) if value else None
+    return None if value is None else check_name("residency", value)
 
 
 def _same(value: Any) -> Any:

@@ -99,6 +99,9 @@ def _new(
 ) -> Facts:
     check_name("name", name)
     given = values.given()
+    ends = given.get("expires")
+    if ends is not None and ends <= now():
+        raise bad_request("expires", "expires is in the past: nobody could use the key")
     owner = None if user is None else user_of(connection, actor, user)
     if owner is not None:
         given.setdefault("role", owner.role)

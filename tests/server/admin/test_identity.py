@@ -190,6 +190,14 @@ def test_a_key_from_its_making_to_its_end(server: tuple[str, dict[str, str]]) ->
         assert http.post("/admin/keys", json={"name": "x", "models": "y"}).status_code == 400
         assert http.post("/admin/keys", json={"name": "x", "nonsense": 1}).status_code == 400
         assert http.get("/admin/keys/nobody").status_code == 404
+        for rule in (
+            *({"max_tokens": 0}, {"models": []}, {"routes": []}, {"addresses": []}),
+            *({"residency": ""}, {"expires": 0}, {"expires": 1_600_000_000}),
+        ):
+            refused = http.post("/admin/keys", json={"name": "none", **rule})
+            assert refused.status_code == 400, refused.text
+            assert refused.json()["error"]["param"] in rule
+        assert http.get("/admin/keys/none").status_code == 404
 
 
 def test_managers_and_auditors(server: tuple[str, dict[str, str]]) -> None:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class KeyRules(Body, kw_only=True):
-    """What a key may. Absent members stay as they are (of a new key: forbid nothing); an empty list
-    or text, and 0, lift what there was.
+    """What a key may. Absent members stay as they are (of a new key: forbid nothing). Of a change,
+    an empty list or text, and 0, lift what there was; of a new key they are refused.
 
     Attributes:
         role: admin, manager, user, metrics or auditor.
-        expires: seconds since the epoch; 0: never.
+        expires: seconds since the epoch.
         models: patterns of the models that it may use.
         routes: patterns of the paths that it may call.
         addresses: networks that it may be used from.
@@ -146,7 +146,7 @@ async def create_key(context: ServerContext, request: Request) -> Response:
 
     body = await read_model(NewKey, request, context.limits)
     database, actor, hasher = await _database(context), _actor(request), await _hasher(context)
-    values = _values(body)
+    values = _values(body, frozenset())
 
     def work(connection: Any) -> dict[str, Any]:
         made = keys.create_key(
@@ -173,7 +173,7 @@ async def change_key(context: ServerContext, request: Request) -> Response:
 
     body = await read_model(KeyChange, request, context.limits)
     database, actor, name = await _database(context), _actor(request), request.path_params["key"]
-    values = _values(body)
+    values = _values(body, _CLEARED)
 
     def work(connection: Any) -> dict[str, Any]:
         found = keys.change_key(connection, actor, name, values)
@@ -332,11 +332,11 @@ _EMPTY: tuple[Any, ...] = (0, "", [])
 _CLEARED = frozenset({"expires", "models", "routes", "addresses", "max_tokens", "residency"})
 
 
-def _values(body: KeyRules) -> KeyValues:
+def _values(body: KeyRules, cleared: frozenset[str]) -> KeyValues:
     from tidemill.store.key_values import KeyValues
 
     said: dict[str, Any] = {
-        name: None if name in _CLEARED and value in _EMPTY else value
+        name: None if name in cleared and value in _EMPTY else value
         for name, value in msgspec.structs.asdict(body).items()
         if value is not None and name not in _NOT_VALUES
     }
