@@ -102,7 +102,7 @@ def _show(by: tuple[str, ...], rows: list[UsageRow], total: UsageRow, currency: 
 
     def cells(row: UsageRow) -> list[str]:
         values = row_document(row)
-        shown = [str(values.get(f"{kind}_name", values.get(kind, ""))) or "-" for kind in by]
+        shown = [str(values.get(f"{kind}_name") or values.get(kind, "")) or "-" for kind in by]
         numbers = [money_text(row.cost) if n == "cost" else f"{values[n]:,}" for n in _FEW]
         return [*shown, *numbers]
 

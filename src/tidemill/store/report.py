@@ -22,6 +22,9 @@ NUMBERS = (
 )
 """Columns of a CSV file and of a table, after the dimensions."""
 
+NAMED = ("key", "team", "organisation", "user")
+"""Dimensions whose values are ids: each has its name in a column beside it."""
+
 _DAY = 86400
 _DATE = "%Y-%m-%d"
 _HOUR = "%Y-%m-%dT%H:00:00Z"
@@ -64,12 +67,13 @@ def shown_time(kind: str, second: int) -> str:
 
 
 def row_document(row: UsageRow) -> dict[str, Any]:
-    """A row as a JSON object: its group, then its numbers. What is measured nowhere is null."""
+    """A row as a JSON object: its group, then its numbers. What is measured nowhere is null, as is
+    the name of what has none: a request without a key, a team that is gone."""
     found: dict[str, Any] = {}
     for kind, value in row.group.items():
         found[kind] = shown_time(kind, value) if kind in ("hour", "day") else value
-        if kind in row.names:
-            found[f"{kind}_name"] = row.names[kind]
+        if kind in NAMED:
+            found[f"{kind}_name"] = row.names.get(kind)
     return {
         **found,
         "requests": row.requests,
@@ -107,8 +111,7 @@ def document(
 def csv_text(by: Sequence[str], rows: Sequence[UsageRow]) -> str:
     """Rows as CSV, with a head."""
     out = io.StringIO()
-    named = [kind for kind in by if any(kind in row.names for row in rows)]
-    head = [column for kind in by for column in (kind, *([f"{kind}_name"] * (kind in named)))]
+    head = [column for kind in by for column in (kind, *([f"{kind}_name"] * (kind in NAMED)))]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow((*head, *NUMBERS))
     for row in rows:
@@ -118,7 +121,9 @@ def csv_text(by: Sequence[str], rows: Sequence[UsageRow]) -> str:
 
 
 def _cell(values: Mapping[str, Any], name: str) -> Any:
-    value = values.get(name, "")
+    value = values[name]
+    if value is None:
+        return ""
     if name == "cost":
         return f"{value:.9f}".rstrip("0").rstrip(".")
     # A spreadsheet would take these for formulas.

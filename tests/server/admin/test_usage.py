@@ -68,6 +68,16 @@ def test_a_report_is_of_what_was_answered_just_now(url: str) -> None:
     assert get(url, "/admin/usage", until="1d")["rows"] == []
 
 
+def test_dimensions_may_be_repeated_and_every_row_has_the_same_columns(url: str) -> None:
+    found = get(url, "/admin/usage", by=["key", "model"])
+    assert found["by"] == ["key", "model"]
+    for row in found["rows"]:
+        assert (row["key"], row["key_name"]) == ("", None)
+    text = httpx.get(url + "/admin/usage?by=key&by=model&format=csv").text
+    assert text.splitlines()[0].startswith("key,key_name,model,requests,")
+    assert any(line.startswith(",,tiny,") for line in text.splitlines())
+
+
 def test_what_waits_and_what_was_lost_is_exported(url: str) -> None:
     lines = httpx.get(url + "/metrics").text.splitlines()
     assert "tidemill_usage_records_lost_total 0.0" in lines
@@ -88,9 +98,11 @@ def test_csv(url: str) -> None:
         ({"since": "x"}, "since"),
         ({"keys": "a"}, "keys"),
         ({"key": "a"}, "key"),
+        ({"format": "xml"}, "format"),
+        ({"since": ["1d", "2d"]}, "since"),
     ],
 )
-def test_wrong_parameters_are_named(url: str, params: dict[str, str], param: str) -> None:
+def test_wrong_parameters_are_named(url: str, params: dict[str, Any], param: str) -> None:
     response = get(url, "/admin/usage", **params)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 

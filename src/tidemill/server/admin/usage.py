@@ -19,6 +19,8 @@ MAX_ROWS = 10_000
 """Of a report over HTTP; `tidemill usage` gives longer ones."""
 
 _OWNERS = (("key", "keys"), ("team", "teams"), ("organisation", "organisations"), ("user", "users"))
+_FORMATS = ("json", "csv")
+_ONCE = ("since", "until", "format")
 _KNOWN = {
     *("since", "until", "by", "model", "operation", "format"),
     *(name for name, _ in _OWNERS),
@@ -28,8 +30,9 @@ _KNOWN = {
 async def usage(context: ServerContext, request: Request) -> Response:
     """Requests, tokens and money. `since` and `until` are dates, seconds since 1970 or how long
     ago (7d); `by` names dimensions (key, team, organisation, user, model, version, operation, day,
-    hour), separated by commas; key, team, organisation, user, model and operation choose, and may
-    be repeated; `format=csv` gives CSV. Managers see their team's usage, users their key's."""
+    hour), separated by commas or repeated; key, team, organisation, user, model and operation
+    choose, and may be repeated; `format` is json or csv. Managers see their team's usage, users
+    their key's."""
     from tidemill.store.report import csv_text, document, time_of
     from tidemill.store.usage import FOREVER, Query, ids_named, lost, total_of
     from tidemill.store.usage import usage as rows_of
@@ -39,7 +42,16 @@ async def usage(context: ServerContext, request: Request) -> Response:
         if name not in _KNOWN:
             known = ", ".join(sorted(_KNOWN))
             raise bad_request(name, f"there is no parameter {name[:64]!r}; known are {known}")
-    by = tuple(dict.fromkeys(part for part in given.get("by", "").split(",") if part))
+    for name in _ONCE:
+        if len(given.getlist(name)) > 1:
+            raise bad_request(
+                name, f"{name} is given {len(given.getlist(name))} times; give it once"
+            )
+    format = given.get("format") or "json"
+    if format not in _FORMATS:
+        raise bad_request("format", f"format is {' or '.join(_FORMATS)}; not {format[:64]!r}")
+    parts = ",".join(given.getlist("by")).split(",")
+    by = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     query = Query(
         since=time_of(given["since"], "since") if given.get("since") else 0,
         until=time_of(given["until"], "until") if given.get("until") else FOREVER,
@@ -65,7 +77,7 @@ async def usage(context: ServerContext, request: Request) -> Response:
         return rows_of(connection, asked, MAX_ROWS), lost(connection, asked.since, asked.until)
 
     rows, missing = await read(context, report)
-    if given.get("format") == "csv":
+    if format == "csv":
         return Response(csv_text(by, rows), media_type="text/csv")
     return json_response(document(query, rows, total_of(rows), missing, currency_of(context)))
 
