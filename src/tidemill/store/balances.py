@@ -4,6 +4,7 @@ A server draws an amount, and what it has drawn counts as taken until it is retu
 happens to the server, no more than the limit is ever used. What a server that was killed had drawn
 and not used stays taken: for the rest of the day or month, or until the bucket has refilled.
 Places for concurrent requests are void once their server has not been seen for `VOID_MS`.
+A day's or month's balance begins with what was used of it before, by the records of usage.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 import msgspec
 from sqlalchemy import Connection, delete, func, select, text, update
 
-from tidemill.contract.quotas import MEASURES, SOFT, Period
+from tidemill.contract.quotas import MEASURES, SOFT, Level, Limit, Period
+from tidemill.store.spent import spent
 from tidemill.store.tables.quotas import BALANCES, PLACES
 from tidemill.store.upsert import upsert
 
@@ -21,6 +23,9 @@ VOID_MS = 15_000
 MINUTE_MS = 60_000
 
 _ALIVE = ""  # level of the row by which a server without places is seen
+
+_NEW = 0
+"""Time of a balance of which nothing has been drawn."""
 
 KEPT_MS = 70 * 86400 * 1000
 """Balances of days and months that are older are removed."""
@@ -78,7 +83,7 @@ def draw(connection: Connection, server: str, now_ms: int, wants: Sequence[Draw]
     rows = [
         {
             **{"level": w.level, "subject": w.subject, "measure": w.measure},
-            **{"period": w.period, "taken": 0, "at": now},
+            **{"period": w.period, "taken": 0, "at": now if w.period == 0 else _NEW},
         }
         for w in sorted(wants, key=_order)
     ]
@@ -87,6 +92,28 @@ def draw(connection: Connection, server: str, now_ms: int, wants: Sequence[Draw]
     for want in sorted(wants, key=_order):
         found[_order(want)] = _draw(connection, server, now, want)
     return [found[_order(want)] for want in wants]
+
+
+def begin(
+    connection: Connection, level: Level, subject: str, limit: Limit, period: int, now_ms: int
+) -> None:
+    """A limit of a day or month is set: what was used of it already is taken.
+
+    Args:
+        connection: in a writing transaction.
+        level, subject, limit: which.
+        period: the day or month.
+        now_ms: the wall clock.
+    """
+    used = spent(connection, level, subject, MEASURES[limit.measure], period)
+    of = {"level": level.value, "subject": subject, "measure": limit.name, "period": period}
+    upsert(connection, BALANCES, [{**of, "taken": 0, "at": now_ms}])
+    connection.execute(
+        update(BALANCES)
+        .where(*(BALANCES.c[name] == value for name, value in of.items()))
+        .where(BALANCES.c.taken < used)
+        .values(taken=used)
+    )
 
 
 def renew(connection: Connection, server: str, now_ms: int) -> int:
@@ -131,6 +158,11 @@ def _draw(connection: Connection, server: str, now: int, want: Draw) -> Drawn:
     if period is Period.MINUTE:
         taken, at = _refilled(row.taken, row.at, now, want.amount)
         taken = max(taken, min(want.amount, taken + want.excess))
+    elif row.at == _NEW:
+        measure = MEASURES[want.measure.removeprefix(SOFT)]
+        taken = spent(connection, Level(want.level), want.subject, measure, want.period)
+        if want.forced:  # it has been used, and may be recorded
+            taken = max(0, taken - want.want)
     granted = _granted(want, want.amount - taken)
     taken = max(0, taken + granted)
     connection.execute(update(BALANCES).where(*key).values(taken=taken, at=at))

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.contract.quotas import MEASURES, SOFT, Level, Limit, Limits, Period, parse_limit
-from tidemill.store import audit, limits
+from tidemill.store import audit, balances, limits
 from tidemill.store.actors import Actor, forbidden
 from tidemill.store.limits import Subject
 from tidemill.store.tables.identity import KEYS, ORGANISATIONS, TEAMS, USERS
@@ -59,6 +59,11 @@ def change_limits(
     removed = [parse_limit(key, None) for key, value in values.items() if value == DEFAULT]
     limits.remove_limits(connection, subject, [(one.measure, one.soft) for one in removed])
     found = limits.set_limits(connection, subject, set_)
+    now = time.time()
+    for one in set_:
+        period = _period(MEASURES[one.measure].period, now)
+        if period and one.amount is not None:
+            balances.begin(connection, *subject, one, period, int(now * 1000))
     detail = {**_values(set_), **{one.name: DEFAULT for one in removed}}
     audit.record(connection, actor.name, "limits.set", _written(subject), detail)
     return _facts(subject, shown, found, _taken(connection).get(subject, {}))
@@ -187,10 +192,17 @@ def _facts(subject: Subject, shown: str, own: Limits, taken: Mapping[str, int]) 
 _WINDOWS = (Period.DAY, Period.MONTH)
 
 
+def _period(kind: Period, now: float) -> int:
+    """The number of this day or month of UTC; 0 of other kinds."""
+    day = int(time.strftime("%Y%m%d", time.gmtime(now)))
+    return {Period.DAY: day, Period.MONTH: day // 100}.get(kind, 0)
+
+
 def _taken(connection: Connection) -> dict[Subject, dict[str, int]]:
     """What servers have taken of this day's and month's limits, drawn ahead included."""
-    day = int(time.strftime("%Y%m%d", time.gmtime()))
-    rows = connection.execute(select(BALANCES).where(BALANCES.c.period.in_((day, day // 100))))
+    now = time.time()
+    periods = [_period(kind, now) for kind in _WINDOWS]
+    rows = connection.execute(select(BALANCES).where(BALANCES.c.period.in_(periods)))
     found: dict[Subject, dict[str, int]] = {}
     for row in rows:
         if MEASURES[row.measure.removeprefix(SOFT)].period in _WINDOWS:
