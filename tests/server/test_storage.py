@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,32 @@ async def test_what_needs_it_is_told_once_and_in_order(location: Location) -> No
     assert b"tidemill_database_available 1.0" in generate_latest(registry)
     await storage.close()
     assert storage.database is None
+
+
+async def test_a_damaged_file_is_said_in_a_line_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    location = location_of(None, tmp_path)
+    assert location is not None
+    assert location.path is not None
+    storage = Storage(location, DatabaseMetrics(CollectorRegistry()))
+    database = await storage.opened()
+
+    async def end() -> None:
+        await database.write(lambda c: c.exec_driver_sql("DELETE FROM files"))
+
+    storage.on_close.append(end)
+    # What another program writes has the server's connections read the file again.
+    other = sqlite3.connect(location.path)
+    other.execute("INSERT INTO settings (name, value) VALUES ('other', '1')")
+    other.commit()
+    other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    location.path.write_bytes(b"garbage " * (4096))
+    other.close()
+    await storage.close()
+    [said] = [r for r in caplog.records if "could not end" in r.getMessage()]
+    assert "not a database" in said.getMessage() or "malformed" in said.getMessage()
+    assert said.exc_info is None
 
 
 async def test_one_that_does_not_answer_at_first_is_opened_later(

@@ -276,6 +276,31 @@ async def test_a_file_that_is_removed_is_noticed_and_made_anew(tmp_path: Path) -
     await database.close()
 
 
+async def test_a_file_that_is_damaged_does_not_answer_until_it_is_restored(tmp_path: Path) -> None:
+    location = location_of(None, tmp_path)
+    assert location is not None
+    assert location.path is not None
+    database = Database(location)
+    await database.open()
+    await database.write(lambda c: c.execute(_set("a", "1")))
+    # What another program writes has the server's connections read the file again.
+    other = sqlite3.connect(location.path)
+    other.execute("INSERT INTO settings (name, value) VALUES ('other', '1')")
+    other.commit()
+    other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    whole = location.path.read_bytes()
+    location.path.write_bytes(b"garbage " * (len(whole) // 8))
+    other.close()
+    for _ in range(2):
+        with pytest.raises(DatabaseUnavailable, match=r"not a database|malformed"):
+            await database.write(lambda c: c.execute(_set("b", "1")))
+    assert not database.available and database.outages == 1
+    location.path.write_bytes(whole)
+    await database.write(lambda c: c.execute(_set("c", "1")), patience=30)
+    assert await database.read(_values) == {"a": "1", "c": "1", "other": "1"}
+    await database.close()
+
+
 async def test_a_file_that_another_program_holds_does_not_answer_and_nothing_is_done_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,8 @@ class Storage:
         for callback in self.on_open:
             try:
                 await callback(database)
+            except TidemillError as error:
+                log.error("what needs the database could not begin: %s", error.message)
             except Exception:
                 log.exception("what needs the database could not begin")
         return database
@@ -120,6 +122,8 @@ class Storage:
         for end in reversed(self.on_close):
             try:
                 await end()
+            except TidemillError as error:
+                log.error("what needed the database could not end: %s", error.message)
             except Exception:
                 log.exception("what needed the database could not end")
         if self._database is not None:

@@ -22,7 +22,8 @@ _CONFLICTS = ("40001", "40P01", "55P03")
 _GONE_CLASSES = ("08", "53", "57", "58")
 _BUSY = ("database is locked", "database table is locked", "database schema has changed")
 
-_STATEMENTS = ("no such ", "near ", "too many ", "table ", "index ", "duplicate column")
+_DAMAGED = ("file is not a database", "disk image is malformed", "malformed database schema")
+"""A file that does not answer until somebody has restored it."""
 
 
 def fault_of(error: BaseException) -> Fault:
@@ -38,6 +39,8 @@ def fault_of(error: BaseException) -> Fault:
     if found is not Fault.OWN or getattr(error.orig, "sqlstate", None):
         return found
     text = str(error.orig)
+    if any(word in text for word in _DAMAGED):
+        return Fault.GONE
     if any(word in text for word in _BUSY):
         return Fault.CONFLICT
     if isinstance(error, (OperationalError, InterfaceError)):
