@@ -15,6 +15,7 @@ from helpers.postgres import Postgres, running
 
 from tidemill.base.errors import TidemillError
 from tidemill.store import database as database_module
+from tidemill.store.backup import back_up
 from tidemill.store.database import Database
 from tidemill.store.location import Location, location_of
 from tidemill.store.migrations.migrate import revision_of, run_revisions, script
@@ -261,17 +262,31 @@ async def test_connections_that_the_server_ended_are_replaced(
         await database.close()
 
 
-async def test_a_file_that_is_removed_is_noticed_and_made_anew(tmp_path: Path) -> None:
+async def test_a_file_that_is_removed_is_missed_until_a_copy_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "_BACKOFF", (0.05, 0.1))
     location = location_of(None, tmp_path / "home")
     assert location is not None
     assert location.path is not None
     database = Database(location)
     await database.open()
     await database.write(lambda c: c.execute(_set("a", "1")))
+    back_up(location, tmp_path / "copy.db")
+    await database.write(lambda c: c.execute(_set("later", "1")))
     for file in (tmp_path / "home").iterdir():
         file.unlink()
-    await database.write(lambda c: c.execute(_set("b", "2")), patience=30)
-    assert await database.read(_values) == {"b": "2"}
+    with pytest.raises(DatabaseUnavailable, match="removed"):
+        await database.write(lambda c: c.execute(_set("b", "2")))
+    await asyncio.sleep(0.3)
+    assert not database.available and not location.path.exists(), "made anew"
+    whole = (tmp_path / "copy.db").read_bytes()
+    location.path.write_bytes(whole[:5000])  # a copy that takes its time
+    await asyncio.sleep(0.3)
+    assert not database.available
+    location.path.write_bytes(whole)
+    await database.write(lambda c: c.execute(_set("b", "2")), patience=60)
+    assert await database.read(_values) == {"a": "1", "b": "2"}
     assert database.outages == 1
     await database.close()
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.util import greenlet_spawn
 
-from tidemill.base.clock import monotonic
+from tidemill.base.clock import monotonic, wall
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
 from tidemill.store.faults import Fault, cause_of, fault_of
@@ -39,6 +39,9 @@ nothing of it is executed later."""
 
 _BUSY_POLL_SECONDS = 1.0
 """How long SQLite itself waits; the transaction is begun again until `BUSY_SECONDS` are over."""
+
+SETTLED_SECONDS = 2.0
+"""A file that was put in the place of another is whole once nobody has written to it so long."""
 
 CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 60.0
@@ -108,7 +111,10 @@ class Database:
         await self._dispose()
         path = self.location.path
         if path is not None:
-            await asyncio.to_thread(_make_private, path)
+            if self._file is None:
+                await asyncio.to_thread(_make_private, path)
+            elif self._file != _identity(path):
+                await asyncio.to_thread(_check_restored, path)
             self._file = _identity(path)
         self._engine = _sqlite_engine(self.location) if path else _server_engine(self.location)
         engine = self._engine
@@ -226,12 +232,20 @@ class Database:
     async def _probe(self) -> None:
         """Wait for the database to answer again."""
         lost = monotonic()
-        try:
-            await self.open(patience=math.inf, writable=True)
-        except TidemillError as error:
-            self._cause = error.message
-            log.error("the database %s cannot be used: %s", self.location.shown, error.message)
-            return
+        said = ""
+        while True:
+            try:
+                await self.open(patience=math.inf, writable=True)
+                break
+            except TidemillError as error:
+                # A file may be put back in parts, or another one instead.
+                self._cause = error.message
+                if error.message != said:
+                    log.error(
+                        "the database %s cannot be used: %s", self.location.shown, self._cause
+                    )
+                said = error.message
+            await asyncio.sleep(_BACKOFF[1])
         seconds = monotonic() - lost
         log.warning("the database %s answers again after %.1f s", self.location.shown, seconds)
         for callback in list(self.on_available):
@@ -264,6 +278,7 @@ class Database:
             await asyncio.gather(self._probing, return_exceptions=True)
         async with self._writing:
             await self._dispose()
+        self._file = None
 
 
 def _in_transaction(engine: Engine, work: Work[T], writing: bool) -> T:
@@ -276,6 +291,21 @@ def _make_private(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.close(descriptor)
+
+
+def _check_restored(path: Path) -> None:
+    """Check that a file that takes the place of one that was open is there, and whole.
+
+    Who removed the one before may be about to put a copy there: no new one is made.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{path.name} was removed: put it back, or start the server again for a new one"
+        ) from None
+    if not status.st_size or wall() - status.st_mtime < SETTLED_SECONDS:
+        raise BlockingIOError(f"{path.name} is being written")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

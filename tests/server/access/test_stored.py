@@ -21,6 +21,7 @@ from tidemill.server.storage import Storage
 from tidemill.store import keys
 from tidemill.store.actors import Actor
 from tidemill.store.administration import act
+from tidemill.store.backup import back_up
 from tidemill.store.database import Database
 from tidemill.store.key_values import KeyValues
 from tidemill.store.location import Location, location_of
@@ -188,22 +189,37 @@ async def test_a_damaged_file_admits_nobody(tmp_path: Path) -> None:
     assert StoredKeys(location, tmp_path).closed
 
 
-async def test_a_file_that_is_removed_opens_no_running_server(tmp_path: Path) -> None:
+async def test_keys_of_a_file_that_is_removed_count_on_until_it_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     location = location_of(None, tmp_path)
     assert location is not None
     assert location.path is not None
     database = Database(location)
     await database.open()
     made = await _create(database, tmp_path, "ann")
+    back_up(location, tmp_path / "copy.db")
+    other = await _create(database, tmp_path, "bob")
     await database.close()
-    stored = StoredKeys(location, tmp_path)
+    stored = StoredKeys(location, tmp_path, outage=60)
     storage = _storage(location)
     stored.follow(storage)
-    assert await stored.find(made["key"]) is not None
+    assert await stored.find(other["key"]) is not None
     for file in tmp_path.glob("tidemill.db*"):
         file.unlink()
-    await _until(lambda: len(stored) == 0)
-    assert await stored.find(made["key"]) is None
+    await _until(lambda: not storage.database.available)  # type: ignore[union-attr]
+    assert await stored.find(made["key"]) is not None
+    clock = module.monotonic
+    monkeypatch.setattr(module, "monotonic", lambda: clock() + 120)
+    with pytest.raises(Rejection) as caught:
+        await stored.find(made["key"])
+    assert caught.value.problem.status == 503
+    monkeypatch.setattr(module, "monotonic", clock)
+    assert not location.path.exists()
+    (tmp_path / "copy.db").rename(location.path)
+    await _until(lambda: len(stored) == 1)
+    assert await stored.find(made["key"]) is not None
+    assert await stored.find(other["key"]) is None
     assert stored.closed
     await storage.close()
 

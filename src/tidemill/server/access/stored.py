@@ -136,6 +136,8 @@ class StoredKeys:
             self._answered = monotonic()
             return
         database = await storage.opened()
+        if stamp and stamp[0] and self._stamp[0] and stamp[0][0] != self._stamp[0][0]:
+            self._version = -1  # another file, whose changes were counted from another start
         await self._read(database)
         self._stamp = stamp
 
