@@ -25,6 +25,10 @@ def _all(spool: Spool, start: Position = Position()) -> list[bytes]:  # noqa: B0
         start = batch.end
 
 
+def _first(spool: Spool) -> Path:
+    return min(spool.folder.glob("*.seg"))
+
+
 def _records(count: int, size: int = 300) -> list[bytes]:
     return [f"{i}:".encode() + bytes([i % 256]) * (size - i % 7) for i in range(count)]
 
@@ -98,8 +102,10 @@ def test_nor_does_one_that_an_older_version_left(tmp_path: Path) -> None:
     for record in records:
         assert spool.append(record)
     spool.close()
-    (spool.folder / "0000000002.seg").rename(spool.folder / "0000000003.seg")
-    (spool.folder / "0000000002.seg").write_bytes(bytes(SEGMENT_BYTES))
+    path = sorted(spool.folder.glob("*.seg"))[-1]
+    number = int(path.stem)
+    path.rename(spool.folder / f"{number + 1:010d}.seg")
+    path.write_bytes(bytes(SEGMENT_BYTES))
     again = take_spool(tmp_path)
     assert _all(again) == records
     assert again.read(Position(), 100).damaged == 0
@@ -112,7 +118,7 @@ def test_a_segment_without_its_head_is_counted_as_damaged(tmp_path: Path) -> Non
     for record in records:
         assert spool.append(record)
     spool.close()
-    with (spool.folder / "0000000001.seg").open("r+b") as file:
+    with (_first(spool)).open("r+b") as file:
         file.write(bytes(4096))
     again = take_spool(tmp_path)
     batch = again.read(Position(), 100)
@@ -124,13 +130,47 @@ def test_a_segment_without_its_head_is_counted_as_damaged(tmp_path: Path) -> Non
 def test_after_damage_to_the_segment_in_use_what_follows_is_read(tmp_path: Path) -> None:
     spool = take_spool(tmp_path)
     spool.append(b"a" * 100)
-    with (spool.folder / "0000000001.seg").open("r+b") as file:
+    with (_first(spool)).open("r+b") as file:
         file.seek(64 + 50)
         file.write(b"b")
     batch = spool.read(Position(), 9)
     assert batch.records == [] and batch.damaged == 1
     spool.append(b"c")
     assert spool.read(batch.end, 9).records == [b"c"]
+    spool.close()
+
+
+def test_an_older_copy_of_the_files_hides_nothing_and_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a reader had counted lies ahead of what the copy has, and of what is written next."""
+    times = iter([2_000_000_000, 2_000_000_010, 2_000_000_020])
+    monkeypatch.setattr("tidemill.store.spool.wall", lambda: next(times))
+    spool = take_spool(tmp_path)
+    spool.append(b"old")
+    spool.close()
+    copy = {path: path.read_bytes() for path in spool.folder.iterdir()}
+    spool = take_spool(tmp_path)
+    for record in _records(20):
+        spool.append(record)
+    counted = spool.read(Position(), 100).end
+    spool.close()
+    for path in spool.folder.iterdir():
+        path.unlink()
+    for path, data in copy.items():
+        path.write_bytes(data)
+    again = take_spool(tmp_path)
+    assert _all(again, counted) == []
+    again.append(b"new")
+    assert _all(again, counted) == [b"new"]
+    again.close()
+
+
+def test_after_the_clock_was_set_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = take_spool(tmp_path)
+    monkeypatch.setattr("tidemill.store.spool.wall", lambda: 5.0)
+    spool.append(b"new")
+    assert _all(spool, Position(2_000_000_000, 64)) == [b"new"]
     spool.close()
 
 
@@ -155,7 +195,7 @@ def test_it_is_bounded_and_losses_are_counted(tmp_path: Path) -> None:
     again = take_spool(tmp_path, 3 * SEGMENT_BYTES)
     assert again.lost == 400 - len(kept)  # survives the process
     assert not again.append(b"x")
-    end = again.read(Position(1, 64), 10_000).end
+    end = again.read(Position(), 10_000).end
     while again.read(end, 10_000).records:
         end = again.read(end, 10_000).end
     again.discard(end)
@@ -185,7 +225,7 @@ def test_a_damaged_segment_is_left_and_counted(tmp_path: Path) -> None:
     for record in _records(5):
         spool.append(record)
     spool.close()
-    path = spool.folder / "0000000001.seg"
+    path = _first(spool)
     data = bytearray(path.read_bytes())
     place = data.index(b"3:")
     data[place + 5] ^= 1
@@ -204,7 +244,7 @@ def test_a_file_that_was_cut_harms_nothing_else(tmp_path: Path, cut: int) -> Non
     for record in _records(5):
         spool.append(record)
     spool.close()
-    os.truncate(spool.folder / "0000000001.seg", cut)
+    os.truncate(_first(spool), cut)
     again = take_spool(tmp_path)
     again.append(b"new")
     batch = again.read(Position(), 100)

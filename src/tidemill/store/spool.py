@@ -6,7 +6,9 @@ a thread calls every second, lets it survive a power failure too.
 
 Files (segments) have a fixed size and are numbered. A record is a frame: its length and CRC-32,
 both 32 bits, then the record, padded to 8 bytes. The frame's head is written last, so that a
-process that is killed leaves no half frame. A process begins with a segment of its own.
+process that is killed leaves no half frame. A process begins with a segment of its own, whose
+number is at least the time in seconds: where an older copy of the files is put back, nothing that
+is written then has a place that the database has counted before.
 
 The spool is bounded. What does not fit is lost, counted in the newest segment's head, and said.
 """
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from tidemill.base.clock import monotonic
+from tidemill.base.clock import monotonic, wall
 from tidemill.base.errors import config_error
 from tidemill.base.log import get_logger
 from tidemill.store.location import Location
@@ -54,7 +56,7 @@ class Position(NamedTuple):
     """A place between two records.
 
     Attributes:
-        segment: number of the file; they begin at 1.
+        segment: number of the file; 0: before all.
         offset: in it.
     """
 
@@ -106,7 +108,8 @@ class Spool:
         numbers = _numbers(folder)
         self.lost = max((_lost_of(folder, number) for number in numbers[-2:]), default=0)
         self._newest = numbers[-1] if numbers else 0
-        self._oldest = numbers[0] if numbers else 1
+        self._begun = 0  # the first segment of this process
+        self._kept = len(numbers)
         self._map: mmap.mmap | None = None
         self._used = SEGMENT_BYTES
         self._prepared: tuple[int, mmap.mmap] | None = None  # with its number
@@ -137,16 +140,21 @@ class Spool:
         if self._map is not None:
             self._map[_LOST_AT : _LOST_AT + 8] = _LOST.pack(self.lost)
 
+    def _following(self) -> int:
+        """The number of the next segment."""
+        return self._newest + 1 if self._begun else max(self._newest + 1, int(wall()))
+
     def _next_segment(self) -> bool:
-        if self._newest - self._oldest + 1 >= self._most:
+        if self._kept >= self._most:
             return False
+        following = self._following()
         (number, prepared), self._prepared = self._prepared or (0, None), None
-        if prepared is None or number != self._newest + 1:
+        if prepared is None or number != following:
             now = monotonic()
             if now < self.retry_at:
                 return False
             try:
-                prepared = _make_segment(self.folder, self._newest + 1)
+                prepared = _make_segment(self.folder, following)
             except OSError as error:
                 self.retry_at = now + RETRY_SECONDS
                 log.error("the spool %s cannot grow: %s", self.folder, error.strerror or error)
@@ -154,7 +162,9 @@ class Spool:
         prepared[_LOST_AT : _LOST_AT + 8] = _LOST.pack(self.lost)
         prepared[: len(_MAGIC)] = _MAGIC  # readers go on to it from now on
         before, self._map = self._map, prepared
-        self._newest += 1
+        self._newest = following
+        self._begun = self._begun or following
+        self._kept += 1
         self._used = _HEAD_BYTES
         if before is not None:
             before.close()
@@ -162,8 +172,8 @@ class Spool:
 
     def prepare(self) -> None:
         """Make the next segment ahead of its use, where this one is half full."""
-        if self._prepared is None and self._used > SEGMENT_BYTES // 2:
-            if self._newest - self._oldest + 1 >= self._most:
+        if self._begun and self._prepared is None and self._used > SEGMENT_BYTES // 2:
+            if self._kept >= self._most:
                 return
             try:
                 number = self._newest + 1
@@ -203,8 +213,10 @@ class Spool:
         records: list[bytes] = []
         numbers = _numbers(self.folder)
         position, damaged = start, 0
-        if not numbers or start.segment > numbers[-1]:
-            position = Position()  # the files were removed: the numbers began anew
+        if start.segment > self._newest:
+            # An older copy of the files: what is in it has been counted. Where this process has
+            # written, the clock was set back.
+            position = Position(self._begun, _HEAD_BYTES) if self._begun else start
         for number in numbers:
             if number < position.segment:
                 continue
@@ -231,7 +243,7 @@ class Spool:
         numbers = [number for number in _numbers(self.folder) if number < position.segment]
         for number in numbers[:-1]:
             (self.folder / _file(number)).unlink(missing_ok=True)
-        self._oldest = numbers[-1] if numbers else position.segment or self._oldest
+        self._kept = sum(number <= self._newest for number in _numbers(self.folder))
 
     def close(self) -> None:
         """Release it; another process may take it."""
