@@ -50,6 +50,11 @@ def test_a_key_from_its_making_to_its_end(home: Path) -> None:
     listed = _json("keys", "list")["keys"]
     assert [k["name"] for k in listed] == ["ann"] and "key" not in listed[0]
     assert made["key"] not in _run("keys", "show", "ann").output
+    assert made["limits"] == {"requests_per_minute": 60}
+    assert "limits: requests_per_minute=60\n" in _run("keys", "show", "ann").output
+    limited = _json("keys", "change", "ann", "--tpm", "1000", "--rpm", "none")["limits"]
+    assert limited == _json("keys", "show", "ann")["limits"]
+    assert limited["tokens_per_minute"] == 1000 and limited["requests_per_minute"] != 60
     changed = _json("keys", "change", "ann", "--models", "any", "--expires", "never", "--disable")
     assert (changed["models"], changed["expires"], changed["state"]) == (None, None, "disabled")
     assert changed["addresses"] == ["10.0.0.0/8"]  # what is not said stays

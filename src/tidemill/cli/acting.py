@@ -65,7 +65,7 @@ def shown(found: dict[str, Any], *, as_json: bool) -> None:
             for secret in value:
                 ends = _text("expires", secret["expires"]) or "stays"
                 click.echo(f"secret: {secret['prefix'] or '(imported)'}..., {ends}")
-        elif value not in (None, "", []):
+        elif value not in (None, "", [], {}):
             click.echo(f"{name}: {_text(name, value)}")
 
 
@@ -80,4 +80,8 @@ def _text(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{key}={'none' if amount is None else amount}" for key, amount in value.items()
+        )
     return str(value)

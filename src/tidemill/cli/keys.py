@@ -87,8 +87,7 @@ def create(
     def work(connection: Connection) -> tuple[bool, dict[str, Any]]:
         first = settings.get(connection, settings.KEYS_REQUIRED) is None
         made = keys.create_key(connection, who, hasher, name, values, team=team, user=user)
-        _limit(connection, made["id"], rpm, tpm)
-        return first, made
+        return first, {**made, **_limit(connection, made["id"], rpm, tpm)}
 
     first, made = acted(database, work)
     _print_secret(made, as_json=as_json, first=first)
@@ -113,7 +112,7 @@ def list_(
 
 
 def show(name: str = _KEY, as_json: bool = JSON, database: str | None = DATABASE) -> None:
-    """Show one key: whose it is, what it may, which secrets count."""
+    """Show one key: whose it is, what it may, its own limits, which secrets count."""
     from tidemill.store import keys
 
     who = actor()
@@ -158,8 +157,7 @@ def change(
 
     def work(connection: Connection) -> dict[str, Any]:
         found = keys.change_key(connection, who, name, values)
-        _limit(connection, found["id"], rpm, tpm)
-        return found
+        return {**found, **_limit(connection, found["id"], rpm, tpm)}
 
     shown(acted(database, work), as_json=as_json)
 
@@ -246,12 +244,14 @@ def _hasher() -> Any:
     return KeyHash(read_secret(default_home()))
 
 
-def _limit(connection: Connection, key: str, rpm: str | None, tpm: str | None) -> None:
+def _limit(connection: Connection, key: str, rpm: str | None, tpm: str | None) -> dict[str, Any]:
+    """Set what is given; what of a key's facts has changed by it."""
     given = {name: value for name, value in (("rpm", rpm), ("tpm", tpm)) if value is not None}
-    if given:
-        from tidemill.store.limit_acts import change_limits
+    if not given:
+        return {}
+    from tidemill.store.limit_acts import change_limits
 
-        change_limits(connection, actor(), "key", key, given)
+    return {"limits": change_limits(connection, actor(), "key", key, given)["limits"]}
 
 
 _CLEAR = object()

@@ -15,9 +15,11 @@ from sqlalchemy import Connection, delete, select
 
 from tidemill.base.errors import bad_request
 from tidemill.base.ids import new_id
+from tidemill.contract.quotas import Level
 from tidemill.store import settings
 from tidemill.store.actors import Actor, forbidden
 from tidemill.store.key_values import DEFAULTS, PRIORITIES, KeyValues
+from tidemill.store.limits import read_limits
 from tidemill.store.secret import KeyHash, new_key, prefix_of
 from tidemill.store.tables.identity import KEY_SECRETS, KEYS, ORGANISATIONS, TEAMS, USERS
 from tidemill.store.teams import (
@@ -238,10 +240,12 @@ def list_keys(
 
 
 def describe_key(connection: Connection, actor: Actor, name: str) -> Facts:
-    """One key, without its secret."""
+    """One key with its own limits, without its secret."""
     row = key_of(connection, actor, name)
     query = _described().where(KEYS.c.id == row.id)
-    return _with_secrets(connection, connection.execute(query).all())[0]
+    [found] = _with_secrets(connection, connection.execute(query).all())
+    own = read_limits(connection).get((Level.KEY, row.id), ())
+    return {**found, "limits": {limit.name: limit.value for limit in own}}
 
 
 def key_of(connection: Connection, actor: Actor, name: str) -> Any:

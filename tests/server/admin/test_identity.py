@@ -173,7 +173,8 @@ def test_a_key_from_its_making_to_its_end(server: tuple[str, dict[str, str]]) ->
         with _as(server, made["key"]) as mine:
             _until(mine, 200)
         path = f"/admin/keys/{made['id']}"
-        assert "key" not in http.get(path).json()
+        shown = http.get(path).json()
+        assert "key" not in shown and shown["limits"] == made["limits"]
         changes = {"models": [], "max_tokens": 0, "weight": 2, "no_content": False}
         changed = http.patch(path, json=changes).json()
         assert (changed["models"], changed["max_tokens"]) == (None, None)
