@@ -26,6 +26,8 @@ from tidemill.base.durations import stay_seconds
         ("-1", math.inf),
         ("-1m", math.inf),
         ("forever", math.inf),
+        (1e12, math.inf),
+        ("100000000h", math.inf),
     ],
 )
 def test_what_people_write(written: Any, seconds: float) -> None:

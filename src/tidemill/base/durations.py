@@ -12,6 +12,10 @@ _WRITTEN = re.compile(
 )
 
 
+FOR_EVER = 100 * 365 * 86400
+"""Longer than this is for ever: no date could name its end."""
+
+
 def duration_seconds(written: str) -> float:
     """Seconds of a text; negative for ``forever``.
 
@@ -33,7 +37,8 @@ def duration_seconds(written: str) -> float:
 
 
 def stay_seconds(value: Any) -> float:
-    """How long something stays: seconds or a text; infinite for what is negative.
+    """How long something stays: seconds or a text; infinite for what is negative or longer than
+    `FOR_EVER`.
 
     Raises:
         ValueError: it is neither, or no finite number.
@@ -42,4 +47,4 @@ def stay_seconds(value: Any) -> float:
         value = duration_seconds(value)
     if type(value) not in (int, float) or value != value or value in (float("inf"), float("-inf")):
         raise ValueError
-    return float("inf") if value < 0 else float(value)
+    return float("inf") if value < 0 or value > FOR_EVER else float(value)

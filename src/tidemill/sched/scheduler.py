@@ -389,6 +389,10 @@ class Scheduler:
     def _forget_if_done(self, owner: RequestState) -> None:
         if not owner.open_choices and self._requests.pop(owner.key, None) is not None:
             self._num_awaiting_program -= not owner.ready
+            for seq in owner.choices:
+                # A request and its choices refer to one another: what they hold would wait for
+                # the garbage collector, while the memory of its grammar is counted.
+                seq.constraint = None
             tenants = self._state.lines[owner.request.background].tenants
             tenants.leave(owner.request.tenant, self._state.clock())
             if len(self._deadlines) > 2 * len(self._requests) + 64:

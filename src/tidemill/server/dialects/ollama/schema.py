@@ -262,7 +262,7 @@ class OllamaCreate(Body, kw_only=True):
     parameters: dict[str, Any] | None = None
     messages: list[OllamaMessage] | None = None
     license: str | list[str] | None = None
-    quantize: str | None = None
+    quantize: Annotated[str, Meta(pattern="^[A-Za-z0-9_]{1,32}$")] | None = None
     stream: bool | None = None
 
     def finalize(self) -> None:
