@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tidemill
 
-# What shows people a date, or compares with a file's times.
+# What shows people a date, keeps one, or compares with a file's times.
 SHOWN = {
     "engine/spawn.py",
     *("library/catalog.py", "library/http.py"),
@@ -17,6 +17,15 @@ SHOWN = {
         for name in ("assemble", "rerank", "responses/conversations", "responses/document")
     ),
     *("worker/packed_store.py", "worker/packed.py"),
+    # Dates that are kept: of keys, files, batches, usage, audit; days and months of budgets.
+    *(f"store/{name}.py" for name in ("audit", "count", "database", "limit_acts", "report")),
+    *("store/spool.py", "store/teams.py", "cli/keys.py"),
+    *("server/access/oidc.py", "server/access/stored.py"),
+    *("server/quotas/bank.py", "server/quotas/quotas.py"),
+    *("server/recording.py", "server/records.py", "server/retention.py"),
+    "server/batches/openai/files.py",
+    *(f"server/dialects/openai/{name}.py" for name in ("responses/archive", "responses/compact")),
+    "server/dialects/openai/usage.py",
 }
 
 

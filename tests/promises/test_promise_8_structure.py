@@ -156,13 +156,13 @@ def test_parse_with_pydantic(client: openai.OpenAI, model: str) -> None:
     for thinking in (False, True):
         answer = client.chat.completions.parse(
             model=model, messages=user("Plan a trip."), response_format=Trip, temperature=1.0,  # type: ignore[arg-type]
-            seed=3, max_tokens=900, extra_body={"enable_thinking": thinking},
+            seed=4, max_tokens=900, extra_body={"enable_thinking": thinking},
         )  # fmt: skip
         choice = answer.choices[0]
         assert isinstance(choice.message.parsed, Trip)
         with client.chat.completions.stream(
             model=model, messages=user("Plan a trip."), response_format=Trip, temperature=1.0,  # type: ignore[arg-type]
-            seed=3, max_tokens=900, extra_body={"enable_thinking": thinking},
+            seed=4, max_tokens=900, extra_body={"enable_thinking": thinking},
         ) as stream:  # fmt: skip
             for _ in stream:
                 pass

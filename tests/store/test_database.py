@@ -265,7 +265,7 @@ async def test_connections_that_the_server_ended_are_replaced(
 async def test_a_file_that_is_removed_is_missed_until_a_copy_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "_BACKOFF", (0.05, 0.1))
+    monkeypatch.setattr(database_module, "BACKOFF_SECONDS", (0.05, 0.1))
     location = location_of(None, tmp_path / "home")
     assert location is not None
     assert location.path is not None
@@ -320,7 +320,7 @@ async def test_a_file_that_another_program_holds_does_not_answer_and_nothing_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.5)
-    monkeypatch.setattr(database_module, "_BUSY_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(database_module, "BUSY_POLL_SECONDS", 0.1)
     location = location_of(None, tmp_path)
     assert location is not None
     assert location.path is not None

@@ -414,8 +414,8 @@ async def test_across_ends_of_the_server_every_request_counts(
         recorder = Recorder(tmp_path / "spool", open_database)
         for number in range(20):
             recorder.add(record(100 * run + number, client=big))
-        assert recorder._spool is not None
-        recorder._spool.prepare()
+        assert recorder.spool is not None
+        recorder.spool.prepare()
         await recorder.flush()
         await recorder.close()
     [hours] = await database.read(rows(USAGE_HOURS))
@@ -434,8 +434,8 @@ async def test_records_whose_files_are_removed_are_lost_and_said(
     recorder = Recorder(tmp_path / "spool", open_database)
     recorder.add(record(1))
     await recorder.flush()
-    assert recorder._spool is not None
-    for path in recorder._spool.folder.glob("*.seg"):
+    assert recorder.spool is not None
+    for path in recorder.spool.folder.glob("*.seg"):
         path.unlink()
     recorder.add(record(2))
     await recorder.flush()

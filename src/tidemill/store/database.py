@@ -37,7 +37,7 @@ BUSY_SECONDS = 10.0
 """How long a transaction of SQLite waits for another one; then the database does not answer, and
 nothing of it is executed later."""
 
-_BUSY_POLL_SECONDS = 1.0
+BUSY_POLL_SECONDS = 1.0
 """How long SQLite itself waits; the transaction is begun again until `BUSY_SECONDS` are over."""
 
 SETTLED_SECONDS = 2.0
@@ -45,7 +45,7 @@ SETTLED_SECONDS = 2.0
 
 CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 60.0
-_BACKOFF = (0.05, 5.0)
+BACKOFF_SECONDS = (0.05, 5.0)
 _CONFLICTS = 8
 
 
@@ -90,7 +90,7 @@ class Database:
             TidemillError: kind CONFIG: it is not Tidemill's, or newer than this program.
         """
         started = monotonic()
-        delay = _BACKOFF[0]
+        delay = BACKOFF_SECONDS[0]
         while True:
             try:
                 await self._open(writable=writable)
@@ -105,7 +105,7 @@ class Database:
                 if monotonic() + delay > started + allowed:
                     raise self._unavailable() from None
             await asyncio.sleep(delay)
-            delay = min(2 * delay, _BACKOFF[1])
+            delay = min(2 * delay, BACKOFF_SECONDS[1])
 
     async def _open(self, *, writable: bool) -> None:
         await self._dispose()
@@ -245,7 +245,7 @@ class Database:
                         "the database %s cannot be used: %s", self.location.shown, self._cause
                     )
                 said = error.message
-            await asyncio.sleep(_BACKOFF[1])
+            await asyncio.sleep(BACKOFF_SECONDS[1])
         seconds = monotonic() - lost
         log.warning("the database %s answers again after %.1f s", self.location.shown, seconds)
         for callback in list(self.on_available):
@@ -323,7 +323,7 @@ def _sqlite_engine(location: Location) -> Engine:
         pool_size=2,
         max_overflow=0,
         pool_timeout=60,
-        connect_args={"timeout": _BUSY_POLL_SECONDS},
+        connect_args={"timeout": BUSY_POLL_SECONDS},
     )
 
     @event.listens_for(engine, "connect")

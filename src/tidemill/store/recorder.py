@@ -73,6 +73,7 @@ class Recorder:
 
     Attributes:
         gauges: told of losses.
+        spool: where records wait; None until the first one.
     """
 
     def __init__(self, folder: Path, database: Callable[[], Awaitable[Database]]) -> None:
@@ -80,7 +81,7 @@ class Recorder:
         self._open_database = database
         self.gauges: Gauges | None = None
         self._encode = msgspec.msgpack.Encoder().encode
-        self._spool: Spool | None = None
+        self.spool: Spool | None = None
         self._wrong: TidemillError | None = None
         self._counted = 0  # of spool.appended
         self._done: tuple[Position, int] | None = None
@@ -94,7 +95,7 @@ class Recorder:
     @property
     def behind(self) -> int:
         """Records of this process that are not in the database yet."""
-        return 0 if self._spool is None else self._spool.appended - self._counted
+        return 0 if self.spool is None else self.spool.appended - self._counted
 
     def add(self, record: RequestRecord) -> None:
         """Take a record."""
@@ -109,7 +110,7 @@ class Recorder:
                 self._task = loop.create_task(self._run())
 
     def _append(self, record: RequestRecord) -> None:
-        spool = self._spool or self._take()
+        spool = self.spool or self._take()
         if spool is None or not spool.append(self._encode(record)):
             self._lose()
 
@@ -132,22 +133,22 @@ class Recorder:
     def _take(self) -> Spool | None:
         if self._wrong is None and not self._closing:
             try:
-                self._spool = take_spool(self._folder)
+                self.spool = take_spool(self._folder)
             except TidemillError as error:
                 self._wrong = error
                 log.error("requests are not recorded: %s", error.message)
-        return self._spool
+        return self.spool
 
     def _lose(self) -> None:
         if self.gauges is not None:
             self.gauges.lost(1)
         now = monotonic()
-        if self._spool is not None and now - self._said_at > _SAID_SECONDS:
+        if self.spool is not None and now - self._said_at > _SAID_SECONDS:
             self._said_at = now
             log.error(
                 "the spool is full, and the database takes nothing: requests are answered and not "
                 "recorded (%d so far)",
-                self._spool.lost,
+                self.spool.lost,
             )
 
     def _due(self) -> None:
@@ -163,7 +164,7 @@ class Recorder:
         while not self._closing:
             await self._wake.wait()
             self._wake.clear()
-            spool, now = self._spool, monotonic()
+            spool, now = self.spool, monotonic()
             if spool is None:
                 continue
             if now - synced >= SYNC_SECONDS:
@@ -214,8 +215,8 @@ class Recorder:
             TidemillError: the database does not answer.
         """
         self._release()
-        if self._spool is not None:
-            await self._write_all(await self._open_database(), self._spool)
+        if self.spool is not None:
+            await self._write_all(await self._open_database(), self.spool)
 
     async def close(self) -> None:
         """Write the last records, where the database takes them now, and release the spool."""
@@ -227,18 +228,18 @@ class Recorder:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        if self._spool is None:
+        if self.spool is None:
             return
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 self._done = None
                 await self.flush()
-                await self._seal(self._spool.id)
+                await self._seal(self.spool.id)
         except (TidemillError, TimeoutError):
             log.warning("%d records of requests wait in the spool for the next start", self.behind)
         finally:
-            self._spool.close()
-            self._spool = None
+            self.spool.close()
+            self.spool = None
 
     async def _seal(self, chain: str) -> None:
         from tidemill.store.audit import seal
