@@ -44,7 +44,7 @@ AT_ONCE = 8
 WINDOW = 32
 """Lines in flight, over all batches, while nobody else asks for anything."""
 
-BUSY_WINDOW = 2
+BUSY_WINDOW = 1
 """The same while others' requests are answered, and `RECENT_SECONDS` after."""
 
 RECENT_SECONDS = 1.0
