@@ -238,7 +238,13 @@ class BatchService:
         if not task.cancelled() and task.exception() is not None:
             log.error("batch %s: %s", batch_id, task.exception(), exc_info=task.exception())
 
-    async def _work(self, batch: Batch) -> None:
+    async def _work(self, claimed: Batch) -> None:
+        # Read again: whoever cancelled it between the claim and now found nobody to tell.
+        batch = await self.database.read(
+            partial(batches.find, owner=None, batch_id=claimed.id), patience=float("inf")
+        )
+        if batch is None:
+            return
         if batch.status is State.VALIDATING:
             validated = await self._validate(batch)
             if validated is None:
