@@ -22,6 +22,9 @@ FLUSH_LINES = 64
 FLUSH_SECONDS = 0.25
 """Results wait so long, or for so many, to be written in one transaction."""
 
+MAX_RESULTS = 256
+"""Results that may wait, however slow the database is."""
+
 RETRIED = frozenset({429, 502, 503})
 """Statuses that say "later": the server is busy, the engine restarts, a limit is reached."""
 
@@ -91,9 +94,9 @@ class Run:
                 waiting.extend(page)
                 more = len(page) == PAGE
                 after = page[-1].number if page else after
-            while waiting and len(self._tasks) < max(1, self._window()):
+            while waiting and len(self._tasks) < max(1, self._window()) and not self._behind:
                 self._begin(waiting.popleft())
-            if self._tasks:
+            if self._tasks or self._behind:
                 self._changed.clear()
                 with suppress(TimeoutError):  # the window may grow while nothing ends
                     async with asyncio.timeout(FLUSH_SECONDS):
@@ -101,6 +104,11 @@ class Run:
                 for task in [task for task in self._tasks if task.done()]:
                     self._tasks.discard(task)
                     task.result()
+
+    @property
+    def _behind(self) -> bool:
+        """Whether so many results wait to be written that no further line may begin."""
+        return len(self._results) >= MAX_RESULTS
 
     def _begin(self, line: Line) -> None:
         task = asyncio.ensure_future(self._answer(line))
@@ -139,15 +147,13 @@ class Run:
             await self._write_now()
 
     async def _write_now(self) -> None:
-        results, self._results = self._results, []
+        results = list(self._results)
         if not results:
             return
         began = monotonic()
-        try:
-            await asyncio.shield(asyncio.ensure_future(self._lines.record(results)))
-        except BaseException:
-            self._results[:0] = results
-            raise
+        await asyncio.shield(asyncio.ensure_future(self._lines.record(results)))
+        del self._results[: len(results)]
+        self._changed.set()
         if (seconds := monotonic() - began) > 5.0:
             log.warning("%d results of a batch took %.1f s to be written", len(results), seconds)
 
