@@ -10,6 +10,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(16)}"
 
 
+def new_underscored_id(prefix: str) -> str:
+    """The same as OpenAI spells most of its ids, for example ``resp_9f…``."""
+    return new_id(prefix).replace("-", "_")
+
+
 def new_call_id() -> str:
     """Return an id for a tool call, spelled as OpenAI's are, for example ``call_5d1e…``."""
     return f"call_{secrets.token_hex(12)}"

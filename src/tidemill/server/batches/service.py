@@ -19,7 +19,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from tidemill.base.clock import monotonic
-from tidemill.base.ids import new_id
+from tidemill.base.ids import new_id, new_underscored_id
 from tidemill.base.log import get_logger
 from tidemill.server.access.auth import Principal
 from tidemill.server.batches.lines import LineReader
@@ -220,7 +220,6 @@ class BatchService:
             batches.claim, server=self._server, now=self.now, lease=LEASE_SECONDS, limit=AT_ONCE
         )
         found = await self.database.write(claim)
-        await self.database.write(partial(files.remove_old, now=self.now))
         for batch in found:
             work = self._works.get(batch.id)
             if work is None:
@@ -358,7 +357,7 @@ def _output_files(
     for column, (name, outcomes) in FILES.items():
         if getattr(batch, column) is None and any(counted[o] for o in outcomes):
             file = files.File(
-                id=f"file-{new_id('')[1:]}",
+                id=new_id("file"),
                 owner=batch.owner,
                 purpose="batch_output",
                 filename=f"{batch.id}_{name}.jsonl",
@@ -396,12 +395,12 @@ def new_batch(
     metadata: Mapping[str, str] | None = None,
     total: int = 0,
     output_seconds: int | None = None,
-    prefix: str = "batch_",
+    prefix: str = "batch",
 ) -> Batch:
     """A batch as it begins; with `input_file_id` its lines are validated first."""
     state = State.IN_PROGRESS if input_file_id is None else State.VALIDATING
     return Batch(
-        id=prefix + new_id("")[1:],
+        id=new_underscored_id(prefix),
         owner=owner,
         principal=principal,
         dialect=dialect,

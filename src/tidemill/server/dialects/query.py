@@ -1,10 +1,15 @@
-"""Parameters of a URL, checked and named."""
+"""Parameters of a URL, checked and named, and the pages of a list that they ask for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from starlette.requests import Request
+from starlette.responses import Response
 
 from tidemill.base.errors import bad_request
+from tidemill.server.transport.pieces import json_response
 
 
 def check_query(request: Request, known: frozenset[str]) -> None:
@@ -47,3 +52,33 @@ def flag(request: Request, name: str) -> bool:
     if text not in ("true", "false"):
         raise bad_request(name, f"{name} must be true or false, got {text[:32]!r}")
     return text == "true"
+
+
+def ascending(request: Request) -> bool:
+    """Whether `order` asks for the oldest first; the latest come first where it is absent.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST.
+    """
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise bad_request("order", f"order must be asc or desc, got {order[:32]!r}")
+    return order == "asc"
+
+
+def page_of(items: Sequence[dict[str, Any]], *, more: bool) -> Response:
+    """A page of a list, as OpenAI's API has them.
+
+    Args:
+        items: of the page, each with an id.
+        more: others follow.
+    """
+    return json_response(
+        {
+            "object": "list",
+            "data": items,
+            "first_id": items[0]["id"] if items else None,
+            "last_id": items[-1]["id"] if items else None,
+            "has_more": more,
+        }
+    )

@@ -91,7 +91,7 @@ async def create(
         described(principal),
         service.now,
         total=len(lines),
-        prefix="msgbatch_",
+        prefix="msgbatch",
     )
     await service.create(batch, lines)
     return json_response(await _document(service, request, batch))

@@ -16,7 +16,7 @@ from tidemill.server.batches.owners import described
 from tidemill.server.batches.service import BatchService, new_batch
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
-from tidemill.server.dialects.query import check_query, number
+from tidemill.server.dialects.query import check_query, number, page_of
 from tidemill.server.errors import reject
 from tidemill.server.transport.pieces import json_response
 from tidemill.store import batches, files
@@ -113,15 +113,7 @@ async def listed(context: ServerContext, request: Request) -> Response:
         )
     )
     shown = [document_of(batch) for batch in found[:limit]]
-    return json_response(
-        {
-            "object": "list",
-            "data": shown,
-            "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None,
-            "has_more": len(found) > limit,
-        }
-    )
+    return page_of(shown, more=len(found) > limit)
 
 
 async def get(context: ServerContext, request: Request) -> Response:

@@ -18,7 +18,7 @@ from tidemill.server.batches.output import FILES, output_line
 from tidemill.server.batches.service import BatchService
 from tidemill.server.batches.upload import read_form
 from tidemill.server.context import ServerContext
-from tidemill.server.dialects.query import check_query, number
+from tidemill.server.dialects.query import ascending, check_query, number, page_of
 from tidemill.server.errors import reject
 from tidemill.server.transport.pieces import json_response
 from tidemill.store import files
@@ -64,7 +64,7 @@ async def upload(context: ServerContext, request: Request) -> Response:
     database, owner = service.database, principal_of(request).client_id
     held = await database.read(partial(files.held, owner=owner))
     now = int(wall())
-    identity = f"file-{new_id('')[1:]}"
+    identity = new_id("file")
     request.state.hold.need(2 * CHUNK_BYTES)
     file = File(identity, owner, "batch", "", files.UPLOADING, 0, now, None, None)
     await database.write(partial(files.begin, file=file))
@@ -125,10 +125,7 @@ async def listed(context: ServerContext, request: Request) -> Response:
     """See `dialects.openai.batches.list_files`."""
     check_query(request, frozenset({"purpose", "limit", "order", "after"}))
     limit = number(request, "limit", 1, MAX_LISTED) or MAX_LISTED
-    query = request.query_params
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise bad_request("order", f"order must be asc or desc, got {order[:32]!r}")
+    query, oldest_first = request.query_params, ascending(request)
     service = await batch_service(context)
     found = await service.database.read(
         partial(
@@ -137,19 +134,11 @@ async def listed(context: ServerContext, request: Request) -> Response:
             purpose=query.get("purpose"),
             after=query.get("after"),
             limit=limit + 1,
-            ascending=order == "asc",
+            ascending=oldest_first,
         )
     )
     shown = [_document(file) for file in found[:limit]]
-    return json_response(
-        {
-            "object": "list",
-            "data": shown,
-            "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None,
-            "has_more": len(found) > limit,
-        }
-    )
+    return page_of(shown, more=len(found) > limit)
 
 
 async def get(context: ServerContext, request: Request) -> Response:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from tidemill.base.clock import monotonic, wall
 from tidemill.base.errors import unsupported
+from tidemill.base.ids import new_underscored_id
 from tidemill.generation.choices import ChoiceDelta
 from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
@@ -23,7 +24,7 @@ from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.keep_alive import keep_alive_of
 from tidemill.server.dialects.openai.responses.asked import Asked, continued, read_request
 from tidemill.server.dialects.openai.responses.document import usage
-from tidemill.server.dialects.openai.responses.items import COMPACTION, new_item_id
+from tidemill.server.dialects.openai.responses.items import COMPACTION
 from tidemill.server.dialects.openai.responses.schema import CompactRequest
 from tidemill.server.dialects.openai.responses.sealed import seal
 from tidemill.server.dialects.openai.responses.service import service_of
@@ -64,7 +65,7 @@ async def compact(context: ServerContext, request: Request) -> Response:
         request,
         body.model,
         generate,
-        new_item_id("resp"),
+        new_underscored_id("resp"),
         make_format,
         None,
         keep_alive=keep_alive_of(body.keep_alive),
@@ -109,12 +110,12 @@ class CompactFormat:
             if item["type"] == "message" and item["role"] == "user"
         ]
         item = {
-            "id": new_item_id("cmp"),
+            "id": new_underscored_id("cmp"),
             "type": COMPACTION,
             "encrypted_content": seal(summary),
         }
         answer = {
-            "id": new_item_id("resp"),
+            "id": new_underscored_id("resp"),
             "object": "response.compaction",
             "created_at": int(wall()),
             "output": [*kept, item],

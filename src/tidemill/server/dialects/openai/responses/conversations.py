@@ -10,13 +10,15 @@ from starlette.responses import Response
 
 from tidemill.base.clock import wall
 from tidemill.base.errors import bad_request
+from tidemill.base.ids import new_underscored_id
 from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.openai.responses import listing, schema
-from tidemill.server.dialects.openai.responses.items import REFERENCE, new_item_id, read_items
+from tidemill.server.dialects.openai.responses.items import REFERENCE, read_items
 from tidemill.server.dialects.openai.responses.service import service_of
 from tidemill.server.dialects.openai.responses.store import Conversation
+from tidemill.server.dialects.query import page_of
 from tidemill.server.errors import reject
 from tidemill.server.transport.pieces import json_response
 
@@ -83,7 +85,7 @@ async def create(context: ServerContext, request: Request) -> Response:
         raise reject(403, "what this key says is not kept: it has no conversations")
     conversation = Conversation(
         principal.client_id,
-        new_item_id("conv"),
+        new_underscored_id("conv"),
         int(wall()),
         dict(body.metadata or {}),
         team=principal.team,
@@ -127,15 +129,7 @@ async def add_items(context: ServerContext, request: Request) -> Response:
     conversation = await _found(context, request)
     items = _read(conversation, body.items)
     service_of(context).append(conversation, items)
-    return json_response(
-        {
-            "object": "list",
-            "data": items,
-            "first_id": items[0]["id"] if items else None,
-            "last_id": items[-1]["id"] if items else None,
-            "has_more": False,
-        }
-    )
+    return page_of(items, more=False)
 
 
 async def get_item(context: ServerContext, request: Request) -> Response:

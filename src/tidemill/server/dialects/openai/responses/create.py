@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import bad_request
+from tidemill.base.ids import new_underscored_id
 from tidemill.server.access.auth import Principal, principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
@@ -23,7 +24,6 @@ from tidemill.server.dialects.openai.responses.asked import (
     read_request,
 )
 from tidemill.server.dialects.openai.responses.document import Answered
-from tidemill.server.dialects.openai.responses.items import new_item_id
 from tidemill.server.dialects.openai.responses.output import Output, Shown
 from tidemill.server.dialects.openai.responses.response_format import ResponseFormat, encode
 from tidemill.server.dialects.openai.responses.schema import ResponseRequest
@@ -54,7 +54,7 @@ async def create(context: ServerContext, request: Request) -> Response:
     recent: Recent | None = getattr(request.state, "recent", None)
     asked = read_request(body, request, owner, service.store, context.limits, recent)
     answered = Answered(
-        new_item_id("resp"),
+        new_underscored_id("resp"),
         body,
         asked.tools,
         called,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tidemill.base.errors import bad_request, unsupported
-from tidemill.base.ids import new_id
+from tidemill.base.ids import new_underscored_id
 from tidemill.server.dialects.openai.responses.neutral import NOT_SHOWN
 from tidemill.server.dialects.openai.responses.sealed import SealError, unseal
 from tidemill.server.dialects.openai.responses.tools import INPUT, TOOL_SEARCH, joined
@@ -38,11 +38,6 @@ class Placed(NamedTuple):
     path: str
 
 
-def new_item_id(prefix: str) -> str:
-    """An id, as OpenAI spells them."""
-    return new_id(prefix).replace("-", "_")
-
-
 def read_items(param: str, items: Sequence[Mapping[str, Any]]) -> list[Placed]:
     """Check items and bring each to its full form, with an id; references stay as they are.
 
@@ -59,7 +54,7 @@ def text_input(text: str, param: str = "input") -> Placed:
 
 def _message_item(role: str, content: list[dict[str, Any]], identity: str | None = None) -> Item:
     return {
-        "id": identity or new_item_id("msg"),
+        "id": identity or new_underscored_id("msg"),
         "type": "message",
         "role": role,
         "status": "completed",
@@ -92,7 +87,11 @@ def _read(at: str, given: Mapping[str, Any]) -> Placed:
     if unknown:
         name = min(unknown)[:64]
         raise bad_request(f"{at}.{name}", f"{at}.{name} is not a field of items of the type {kind}")
-    made = {"id": identity or new_item_id(found.prefix), "type": kind, **found.read(at, item)}
+    made = {
+        "id": identity or new_underscored_id(found.prefix),
+        "type": kind,
+        **found.read(at, item),
+    }
     return Placed(made, at)
 
 

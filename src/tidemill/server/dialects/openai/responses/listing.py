@@ -8,10 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidemill.base.errors import bad_request
-from tidemill.server.dialects.query import check_query, number
+from tidemill.server.dialects.query import ascending, check_query, number, page_of
 from tidemill.server.errors import reject
-from tidemill.server.transport.pieces import json_response
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
@@ -26,10 +24,7 @@ def page(request: Request, items: Sequence[dict[str, Any]]) -> Response:
     """
     check_query(request, _PARAMETERS)
     limit = number(request, "limit", 1, MAX_LIMIT) or DEFAULT_LIMIT
-    order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise bad_request("order", f"order must be asc or desc, got {order[:32]!r}")
-    listed = list(items) if order == "asc" else list(reversed(items))
+    listed = list(items) if ascending(request) else list(reversed(items))
     for name in ("after", "before"):
         mark = request.query_params.get(name)
         if mark is None:
@@ -39,12 +34,4 @@ def page(request: Request, items: Sequence[dict[str, Any]]) -> Response:
             raise reject(404, f"{name}: there is no item {mark[:80]!r} in this list", param=name)
         listed = listed[place + 1 :] if name == "after" else listed[:place]
     shown = listed[:limit]
-    return json_response(
-        {
-            "object": "list",
-            "data": shown,
-            "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None,
-            "has_more": len(listed) > len(shown),
-        }
-    )
+    return page_of(shown, more=len(listed) > len(shown))

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidemill.base.ids import new_call_id
+from tidemill.base.ids import new_call_id, new_underscored_id
 from tidemill.generation.choices import ChoiceDelta, TokenPiece
 from tidemill.server.dialects.openai.responses.inputs import InputText
-from tidemill.server.dialects.openai.responses.items import Item, new_item_id
+from tidemill.server.dialects.openai.responses.items import Item
 from tidemill.server.dialects.openai.responses.sealed import seal
 from tidemill.server.dialects.openai.responses.tools import Tools
 from tidemill.text.answer import CallPart
@@ -123,7 +123,11 @@ class Output:
         thinking = self._open
         if not isinstance(thinking, _Thinking):
             self._close(events)
-            item: Item = {"id": new_item_id("rs"), "type": "reasoning", "status": "in_progress"}
+            item: Item = {
+                "id": new_underscored_id("rs"),
+                "type": "reasoning",
+                "status": "in_progress",
+            }
             item |= {"summary": [], "content": [], "encrypted_content": None}
             thinking = _Thinking(item, self._begin(events, item))
             self._open = thinking
@@ -150,7 +154,7 @@ class Output:
 
     def _begin_text(self, events: Events) -> None:
         self._close(events)
-        item: Item = {"id": new_item_id("msg"), "type": "message", "status": "in_progress"}
+        item: Item = {"id": new_underscored_id("msg"), "type": "message", "status": "in_progress"}
         item |= {"role": "assistant", "content": []}
         self._open = _Text(item, self._begin(events, item))
         events.append(self._part("response.content_part.added", self._open, _text_part("", [])))
@@ -189,7 +193,7 @@ class Output:
         self._space, self._called = "", True
         offered = self._tools.of_call(known_as)
         kind = "function" if offered is None else offered.kind
-        item: Item = {"id": new_item_id(_PREFIX[kind]), "type": _CALLS[kind]}
+        item: Item = {"id": new_underscored_id(_PREFIX[kind]), "type": _CALLS[kind]}
         item |= {"status": "in_progress", "call_id": new_call_id()}
         if kind == "tool_search":
             item |= {"execution": "client", "arguments": {}}
