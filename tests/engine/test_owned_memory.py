@@ -126,13 +126,14 @@ async def test_a_smaller_cache_gives_its_memory_back(
     assert memory.kv <= 20 * MIB and engine.info.kv_bytes == memory.kv
     assert engine.info.num_blocks == memory.kv_blocks
     shrunk = await _process_bytes(engine)
+    # 60 MiB went back, give or take what the allocator keeps: far from all of it, or none.
     cut = full - 60 * MIB
-    assert shrunk < cut + 6 * MIB, f"{full / MIB:.0f} to {shrunk / MIB:.0f} MiB"
+    assert shrunk < cut + 20 * MIB, f"{full / MIB:.0f} to {shrunk / MIB:.0f} MiB"
     assert await _answer(engine, _requests("s", 1, 50)[0]) == want
     await _fill(engine)
     await asyncio.sleep(2.5)  # the time without steps after which pages are taken ahead
     refilled = await _process_bytes(engine)
-    assert refilled < cut + 6 * MIB, f"{full / MIB:.0f} to {refilled / MIB:.0f} MiB"
+    assert refilled < cut + 20 * MIB, f"{full / MIB:.0f} to {refilled / MIB:.0f} MiB"
     # An engine that takes its place has the same size, and grows beyond the first one.
     os.kill(engine.pid, signal.SIGKILL)
     assert await _answer(engine, _requests("t", 1, 50)[0]) == want
