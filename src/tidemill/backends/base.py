@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
+from tidemill.models.adapters import Changes
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorHeader, TensorMap
 
@@ -29,6 +30,7 @@ Checksum = Callable[[UInt8], int]
 LOGITS_NONE, LOGITS_LAST, LOGITS_ALL = 0, 1, 2
 NOT_REACHED = -3  # in `StepOutputs.sampled`: a draft before this position was rejected
 HIDDEN_NONE, HIDDEN_LAST, HIDDEN_ALL = 0, 1, 2
+MAX_ADAPTERS = 1024  # slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,8 @@ class StepInputs:
         overrides: see `EmbeddingOverrides`; None: none.
         second: int32 [R]: position from which a row's tokens have type 1; 0 for a row without such
             tokens. None: no row has any.
+        adapters: int32 [R]: slot of each row's adapter (`Backend.load_adapter`), -1 for the base
+            model. None: every row is the base's.
     """
 
     step_id: int
@@ -267,6 +271,7 @@ class StepInputs:
     overrides: EmbeddingOverrides | None = None
     second: Int32 | None = None
     drafts: Int32 | None = None
+    adapters: Int32 | None = None
 
 
 @dataclass(slots=True)
@@ -432,6 +437,18 @@ class Backend(Protocol):
 
     def submit(self, inputs: StepInputs) -> StepHandle:
         """Queue a step. Returns at once; at most two may be in flight."""
+
+    def load_adapter(self, slot: int, changes: Changes) -> int:
+        """Hold an adapter in a free slot (0 to `MAX_ADAPTERS` - 1); returns the bytes that it
+        takes. Later steps may name the slot. Called on any thread, also while steps run, which it
+        does not delay; calls do not overlap.
+
+        Raises TidemillError: UNSUPPORTED naming a tensor whose change the backend does not compute,
+        RESOURCE when memory is insufficient. Then the slot stays free.
+        """
+
+    def unload_adapter(self, slot: int) -> None:
+        """Free a slot, which no step in flight names. Unknown ones are ignored."""
 
     def copy_blocks(self, group: int, pairs: Int32) -> None:
         """Copy blocks at once: int32 [C, 2] of (source, target). No step may be in flight."""

@@ -6,8 +6,9 @@ n being the norm of each row of (W + scale * B A).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,9 +52,80 @@ class LoraTensor:
         if self.magnitude is None:
             return np.asarray(changed, np.float32)
         norm = np.linalg.norm(changed, axis=self.norm_axis)
-        # A row of zeros has no direction, and stays.
-        factor = np.divide(self.magnitude, norm, out=np.ones_like(norm), where=norm != 0)
+        factor = _factor(self.magnitude, norm)
         return np.asarray(changed * np.expand_dims(factor, self.norm_axis), np.float32)
+
+    def product(self, weight: Callable[[], Float32]) -> Product:
+        """The change of the matrix's product; `weight` gives the base's matrix, which DoRA alone
+        needs."""
+        if self.magnitude is None:
+            return Product(self.a, self.b, self.scale)
+        changed = weight() + (self.b @ self.a) * np.float32(self.scale)
+        factor = _factor(self.magnitude, np.linalg.norm(changed, axis=self.norm_axis))
+        gains = (factor, None) if self.norm_axis == 1 else (None, factor)
+        return Product(self.a, self.b, self.scale, *gains)
+
+
+def _factor(magnitude: Float32, norm: Float32) -> Float32:
+    """DoRA's factors; a row of zeros has no direction, and stays."""
+    found = np.divide(magnitude, norm, out=np.ones_like(norm), where=norm != 0)
+    return np.asarray(found, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The change of one matrix product, as a backend computes it:
+
+    y = gain * (W x' + scale * B (A x')), x' = input_gain * x; biases are added afterwards.
+
+    Of the embedding, whose rows are looked up, a row is row t of (W + scale * B A), times
+    `input_gain`.
+
+    Attributes:
+        a: [rank, in].
+        b: [out, rank].
+        scale: of the low-rank part.
+        gain: [out], of DoRA with a magnitude per row; None: 1.
+        input_gain: [in], of DoRA with a magnitude per column; None: 1.
+    """
+
+    a: Float32
+    b: Float32
+    scale: float
+    gain: Float32 | None = None
+    input_gain: Float32 | None = None
+
+    @property
+    def rank(self) -> int:
+        """Inner dimension of the low-rank part."""
+        return len(self.a)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """All changes of a model, as a backend applies them to the rows of a slot.
+
+    An output layer that is tied to the embedding is changed by `LM_HEAD`, the embedding alone by
+    `EMBED`.
+
+    Attributes:
+        products: canonical name of a matrix, [out, in] -> change of its product.
+        replaced: canonical name -> tensor used instead of the base's: norms, biases, output layer,
+            embedding.
+        added: canonical name of a bias -> vector added to it.
+    """
+
+    products: Mapping[str, Product] = field(repr=False, default_factory=dict)
+    replaced: Mapping[str, Float32] = field(repr=False, default_factory=dict)
+    added: Mapping[str, Float32] = field(repr=False, default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values in float32."""
+        arrays = [*self.replaced.values(), *self.added.values()]
+        for product in self.products.values():
+            arrays += [product.a, product.b]
+        return sum(array.nbytes for array in arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +158,14 @@ class Adapter:
         """Canonical names of all changed tensors."""
         return frozenset((*self.tensors, *self.replaced, *self.added))
 
+    def changes(self, weight: Callable[[str], Float32]) -> Changes:
+        """The changes as a backend applies them; `weight` gives the base's tensor of a name, and is
+        called for DoRA alone."""
+        products = {
+            name: tensor.product(partial(weight, name)) for name, tensor in self.tensors.items()
+        }
+        return Changes(products, self.replaced, self.added)
+
     def unties(self, spec: DecoderSpec) -> bool:
         """Whether the output layer no longer equals the embedding that it is tied to: an adapter
         changes one of them alone, or each in its own way."""
@@ -108,3 +188,13 @@ def adaptable_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     if spec.generates and spec.tied_embeddings:
         expected[names.LM_HEAD] = expected[names.EMBED]
     return expected
+
+
+def merged(weight: Float32, product: Product) -> Float32:
+    """The matrix [out, in] whose product is the changed one."""
+    found = weight + (product.b @ product.a) * np.float32(product.scale)
+    if product.gain is not None:
+        found = found * product.gain[:, None]
+    if product.input_gain is not None:
+        found = found * product.input_gain
+    return np.asarray(found, np.float32)

@@ -31,6 +31,7 @@ from tidemill.base.errors import (
     unsupported,
 )
 from tidemill.base.free_memory import free_memory
+from tidemill.models.adapters import Changes
 from tidemill.models.kv_types import scales_shape
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
@@ -225,6 +226,17 @@ class NativeBackend:
         UNAVAILABLE when closed.
         """
         return NativeHandle(self._core.submit(inputs, self.spec.vocab_size))
+
+    def load_adapter(self, slot: int, changes: Changes) -> int:
+        """See backends.base.Backend; UNSUPPORTED."""
+        raise unsupported(
+            "adapter",
+            "the native backend computes no adapters yet: use --backend torch, or merge it "
+            "(tidemill convert --merge)",
+        )
+
+    def unload_adapter(self, slot: int) -> None:
+        """See backends.base.Backend. Nothing is loaded."""
 
     def copy_blocks(self, group: int, pairs: Int32) -> None:
         """See backends.base.Backend."""

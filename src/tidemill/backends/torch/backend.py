@@ -8,9 +8,10 @@ on its batch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from tidemill.backends.base import (
@@ -23,12 +24,14 @@ from tidemill.backends.base import (
     StepInputs,
 )
 from tidemill.backends.torch import latents, layers, recurrent
+from tidemill.backends.torch.adapters import Weights, adapted_weights, base_weights, by_slot
 from tidemill.backends.torch.cache import PagedCache
-from tidemill.backends.torch.hidden import LayerHidden, requested
+from tidemill.backends.torch.hidden import LayerHidden, LayerHiddenPart, requested
 from tidemill.backends.torch.place import DTYPES, open_device, to_torch
 from tidemill.backends.torch.steps import Computed, Handle, StepThread, sampled_positions
 from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError, unsupported
 from tidemill.models import tensors as names
+from tidemill.models.adapters import Changes
 from tidemill.models.quantization import QUANTIZED_TYPES, convert, stored_type
 from tidemill.models.spec import (
     Attention,
@@ -56,8 +59,10 @@ class TorchBackend:
         self.options = options
         self._dtype = DTYPES[options.dtype]
         self._device = open_device(options)
-        self._weights = {name: self._load(name, tensor) for name, tensor in tensors.items()}
-        self._heads = latents.stack_heads(spec, self._weights)
+        loaded = {name: self._load(name, tensor) for name, tensor in tensors.items()}
+        self._base = base_weights(spec, loaded)
+        self._adapters: dict[int, Weights] = {}
+        self._use = self._base  # of the rows that are being computed
         self._inverse = {
             index: torch.tensor(
                 inverse_frequencies(mixer.rope, options.max_positions),
@@ -90,8 +95,7 @@ class TorchBackend:
 
     def memory(self) -> BackendMemory:
         """See backends.base.Backend."""
-        held = (*self._weights.values(), *self._heads.values())
-        weights = sum(t.numel() * t.element_size() for t in held)
+        weights = self._base.nbytes
         kv = self._cache.nbytes + self._states.nbytes if self._cache else 0
         isa = torch.backends.cpu.get_cpu_capability() if self._device.type == "cpu" else ""
         return BackendMemory(weights, kv, isa, str(self._device))
@@ -132,6 +136,15 @@ class TorchBackend:
         self._ready_cache()
         return self._steps.submit(inputs)
 
+    def load_adapter(self, slot: int, changes: Changes) -> int:
+        """See backends.base.Backend."""
+        self._adapters[slot], nbytes = adapted_weights(self._base, changes)
+        return nbytes
+
+    def unload_adapter(self, slot: int) -> None:
+        """See backends.base.Backend."""
+        self._adapters.pop(slot, None)
+
     def copy_blocks(self, group: int, pairs: Int32) -> None:
         """See backends.base.Backend."""
         self._ready_cache().copy(group, pairs)
@@ -154,7 +167,8 @@ class TorchBackend:
     def close(self) -> None:
         """See backends.base.Backend."""
         self._steps.close()
-        self._weights, self._heads = {}, {}
+        self._use = self._base = Weights({}, {})
+        self._adapters = {}
         self._cache = None
 
     # --- one step ------------------------------------------------------------------------------
@@ -169,15 +183,37 @@ class TorchBackend:
             self._ready_cache().copy(group, pairs)
         if not inputs.context_len.size:  # a step may only copy blocks
             return Computed()
+        if inputs.adapters is not None:
+            return self._compute_adapted(replace(inputs, token_ids=tokens))
         kept = LayerHidden(inputs)
         hidden = self._forward(torch.from_numpy(tokens).long().to(self._device), inputs, kept)
         return Computed(self._logits(hidden, inputs), requested(hidden, inputs), kept.stacked())
 
-    def _forward(self, tokens: torch.Tensor, inputs: StepInputs, kept: LayerHidden) -> torch.Tensor:
+    def _compute_adapted(self, inputs: StepInputs) -> Computed:
+        """As `_compute`, the rows of one adapter after those of another."""
+        hidden = torch.empty(
+            len(inputs.token_ids), self.spec.hidden_size, dtype=self._dtype, device=self._device
+        )
+        kept, logits = LayerHidden(inputs), [np.empty((0, 0), np.float32)] * len(inputs.logits)
+        try:
+            for slot, part, rows, tokens in by_slot(inputs):
+                self._use = self._base if slot < 0 else self._adapters[slot]
+                ids = torch.from_numpy(part.token_ids).long().to(self._device)
+                found = self._forward(ids, part, kept.part(tokens))
+                hidden[torch.from_numpy(tokens).long()] = found
+                for row, values in zip(rows.tolist(), self._logits(found, part), strict=True):
+                    logits[row] = values
+        finally:
+            self._use = self._base
+        return Computed(logits, requested(hidden, inputs), kept.stacked())
+
+    def _forward(
+        self, tokens: torch.Tensor, inputs: StepInputs, kept: LayerHidden | LayerHiddenPart
+    ) -> torch.Tensor:
         """Final hidden states [tokens, hidden] of all rows; writes the KV cache."""
-        spec, weights = self.spec, self._weights
+        spec, weights = self.spec, self._use.tensors
         positions, slots, contexts = self._addresses(inputs)
-        x = weights[names.EMBED][tokens] * spec.embed_scale
+        x = self._use.embedded(tokens) * spec.embed_scale
         if (given := inputs.overrides) is not None:
             x[torch.from_numpy(given.tokens).long()] = torch.from_numpy(given.rows).to(x)
         if spec.learned_positions:
@@ -224,7 +260,7 @@ class TorchBackend:
         shape = (len(tokens), -1, inputs.width)
         projected = self._linear(x, "layer_inputs.projection") * inputs.projection_scale
         normed = self._norm("layer_inputs.norm", self.spec.norm, projected.view(shape))
-        looked_up = self._weights[names.LAYER_INPUTS][tokens].view(shape) * inputs.embed_scale
+        looked_up = self._use.tensors[names.LAYER_INPUTS][tokens].view(shape) * inputs.embed_scale
         return (normed + looked_up) * inputs.sum_scale
 
     def _mix(
@@ -253,7 +289,10 @@ class TorchBackend:
         return found
 
     def _norm(self, name: str, kind: Norm, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = self._weights.get(f"{name}.weight"), self._weights.get(f"{name}.bias")
+        weight, bias = (
+            self._use.tensors.get(f"{name}.weight"),
+            self._use.tensors.get(f"{name}.bias"),
+        )
         return layers.norm(x, kind.kind, weight, bias, self.spec.norm_eps)
 
     def _block_norm(self, index: int, name: str, present: bool, x: torch.Tensor) -> torch.Tensor:
@@ -286,7 +325,7 @@ class TorchBackend:
         return positions, written, contexts
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return F.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+        return self._use.linear(x, name)
 
     def _mlp(self, index: int, mlp: Mlp | Moe, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Output of the feed-forward block for h, the normed x."""
@@ -306,10 +345,10 @@ class TorchBackend:
         norm = self.spec.norm
         routed = self._norm(f"{name}.router_norm", norm, x) if moe.separate_norms else h
         logits = self._linear(routed, f"{name}.router").float() * moe.router_scale
-        correction = self._weights.get(f"{name}.correction")
+        correction = self._use.tensors.get(f"{name}.correction")
         chosen, weights = layers.route(moe, logits, correction)
         if moe.expert_scales:
-            weights = weights * self._weights[f"{name}.expert_scales"].float()[chosen]
+            weights = weights * self._use.tensors[f"{name}.expert_scales"].float()[chosen]
         read = self._norm(f"{name}.experts_norm", norm, x) if moe.separate_norms else h
         parts = x.new_zeros(*chosen.shape, x.shape[-1])
         for expert in torch.unique(chosen).tolist():
@@ -350,7 +389,7 @@ class TorchBackend:
         if own:
             cache.write(index, slots[group], *own)
         out = q.new_empty(*q.shape[:2], mixer.v_dim)
-        sinks = self._weights.get(layer_name(index, "attn.sinks"))
+        sinks = self._use.tensors.get(layer_name(index, "attn.sinks"))
         seen = positions
         if not self.spec.causal:
             seen = self._ends(inputs, positions)
@@ -362,7 +401,7 @@ class TorchBackend:
             at = slice(begin, end)
             out[at] = layers.attend(mixer, q[at], keys, values, positions[at], seen[at], sinks)
         if mixer.latent is not None:
-            out = latents.leave(out, self._heads[layer_name(index, "attn.v_up")])
+            out = latents.leave(out, self._use.heads[layer_name(index, "attn.v_up")])
         heads = out.flatten(1)
         if mixer.gated:
             heads = heads * self._linear(x, layer_name(index, "attn.gate")).sigmoid()
@@ -372,7 +411,7 @@ class TorchBackend:
         self, index: int, mixer: Recurrent, x: torch.Tensor, inputs: StepInputs
     ) -> torch.Tensor:
         name = layer_name(index, "rec.")
-        own = {k.removeprefix(name): w for k, w in self._weights.items() if k.startswith(name)}
+        own = {k.removeprefix(name): w for k, w in self._use.tensors.items() if k.startswith(name)}
         starts = inputs.row_start.tolist()
         rows = [
             recurrent.Row(begin, end, *states)
@@ -427,8 +466,8 @@ class TorchBackend:
                 mixer.latent,
                 x,
                 lambda values, part: self._linear(values, f"{name}.{part}"),
-                lambda part: self._weights[f"{name}.{part}"],
-                self._heads[f"{name}.k_up"],
+                lambda part: self._use.tensors[f"{name}.{part}"],
+                self._use.heads[f"{name}.k_up"],
                 angles,
             )
         qk = mixer.qk_norm
@@ -464,7 +503,10 @@ class TorchBackend:
     ) -> torch.Tensor:
         """Norm of Q or K, [tokens, heads * dim]."""
         name = layer_name(index, f"attn.{part}_norm")
-        weight, bias = self._weights.get(f"{name}.weight"), self._weights.get(f"{name}.bias")
+        weight, bias = (
+            self._use.tensors.get(f"{name}.weight"),
+            self._use.tensors.get(f"{name}.bias"),
+        )
         if qk.scope != "full":
             x = x.view(len(x), heads, -1)
         if qk.scope == "heads":
@@ -476,7 +518,6 @@ class TorchBackend:
 
     def _logits(self, hidden: torch.Tensor, inputs: StepInputs) -> list[NDArray[np.float32]]:
         """Per row float32 [count, vocab] (an empty array for rows without logits)."""
-        head = names.EMBED if self.spec.tied_embeddings else names.LM_HEAD
         rows, counts = [], sampled_positions(inputs).tolist()
         for row, wanted in enumerate(inputs.logits.tolist()):
             begin, end = int(inputs.row_start[row]), int(inputs.row_start[row + 1])
@@ -485,8 +526,7 @@ class TorchBackend:
                 continue
             first = begin if wanted == LOGITS_ALL else end - max(1, counts[row])
             chosen = hidden[first:end]
-            bias = self._weights.get(names.LM_HEAD_BIAS)
-            values = F.linear(chosen, self._weights[head], bias).float()
+            values = self._use.output(chosen).float()
             values = values * self.spec.logit_scale
             if self.spec.logit_softcap is not None:
                 values = layers.softcap(values, self.spec.logit_softcap)

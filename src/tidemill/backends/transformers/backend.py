@@ -29,6 +29,7 @@ from tidemill.backends.torch.steps import Computed, Handle, StepThread
 from tidemill.backends.transformers.building import build
 from tidemill.backends.transformers.past import NOTHING, CallStyle, Past, Stepper, find_call_style
 from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError, config_error, unsupported
+from tidemill.models.adapters import Changes
 from tidemill.models.foreign import UNSTATED_POSITIONS, Foreign
 from tidemill.models.spec import DecoderSpec
 from tidemill.models.tensors import TensorMap
@@ -155,6 +156,16 @@ class TransformersBackend:
     def submit(self, inputs: StepInputs) -> Handle:
         """See backends.base.Backend."""
         return self._steps.submit(inputs)
+
+    def load_adapter(self, slot: int, changes: Changes) -> int:
+        """See backends.base.Backend; UNSUPPORTED."""
+        raise unsupported(
+            "adapter",
+            "models that transformers runs take no adapters: merge it (tidemill convert --merge)",
+        )
+
+    def unload_adapter(self, slot: int) -> None:
+        """See backends.base.Backend. Nothing is loaded."""
 
     def copy_blocks(self, group: int, pairs: Int32) -> None:
         """See backends.base.Backend. Blocks hold no data."""

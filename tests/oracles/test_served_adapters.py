@@ -1,0 +1,124 @@
+"""Adapters computed beside their base, compared with PEFT over tiny random models of families."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.backend_driver import BackendDriver, options
+from helpers.family_cases import make_case
+from oracles.test_adapters import FAMILIES, KINDS, TOKENS, case_of, make_adapter
+
+from tidemill.backends import torch as torch_backend
+from tidemill.backends.base import LOGITS_ALL
+from tidemill.loading import open_model
+from tidemill.loading.adapters.source import open_adapter
+from tidemill.models import tensors as names
+from tidemill.models.adapters import Changes
+from tidemill.models.quantization import to_float32
+
+peft = pytest.importorskip("peft")
+
+BACKENDS = {"torch": (torch_backend, 1e-4)}
+PROMPT = TOKENS[0].tolist()
+
+
+def changes_of(base: Path, adapter: Path) -> Changes:
+    """An adapter's changes, verified against its base."""
+    files = open_model(base)
+
+    def weight(name: str) -> np.ndarray:
+        stored = names.EMBED if name == names.LM_HEAD and name not in files.tensors else name
+        return to_float32(files.tensors[stored])
+
+    return open_adapter(adapter, files).changes(weight)
+
+
+def driver_of(base: Path, backend: str = "torch") -> BackendDriver:
+    files = open_model(base)
+    return BackendDriver(BACKENDS[backend][0].load(files.spec, files.tensors, options()), 256)
+
+
+def logits_of(driver: BackendDriver, slots: list[int], chunk: int = 4) -> list[np.ndarray]:
+    """Logits of every position of the prompt, once per slot, all rows in the same steps."""
+    sequences = [driver.sequence(PROMPT) for _ in slots]
+    found: list[list[np.ndarray]] = [[] for _ in slots]
+    while (begin := sequences[0].computed) < len(PROMPT):
+        count = min(chunk, len(PROMPT) - begin)
+        inputs = driver.inputs([(s, count) for s in sequences], logits=LOGITS_ALL)
+        inputs.adapters = np.array(slots, np.int32)
+        outputs = driver.backend.submit(inputs).result()
+        assert outputs.logits is not None
+        for parts, part in zip(found, np.split(outputs.logits, len(slots)), strict=True):
+            parts.append(part)
+    for sequence in sequences:
+        driver.free(sequence)
+    return [np.concatenate(parts) for parts in found]
+
+
+def reference(model: Any) -> np.ndarray:
+    with torch.no_grad():
+        found: np.ndarray = model(TOKENS).logits[0].float().numpy()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_beside_the_base_as_peft_computes(
+    backend: str, family: str, kind: str, tmp_path: Path
+) -> None:
+    model = make_case(case_of(family), tmp_path / "base")
+    plain = reference(model)
+    config = {"r": 5, "target_modules": FAMILIES[family], **KINDS[kind]}
+    tuned = make_adapter(model, tmp_path / "adapter", **config)
+    driver = driver_of(tmp_path / "base", backend)
+    driver.backend.load_adapter(3, changes_of(tmp_path / "base", tmp_path / "adapter"))
+    base, adapted, again = logits_of(driver, [-1, 3, -1])
+    tolerance = BACKENDS[backend][1]
+    np.testing.assert_allclose(adapted, reference(tuned), atol=tolerance, rtol=0)
+    for found in (base, again):
+        np.testing.assert_allclose(found, plain, atol=tolerance, rtol=0)
+    driver.backend.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("Llama 1 to 3", {"modules_to_save": ["embed_tokens", "lm_head", "input_layernorm"]}),
+        ("Gemma 2", {"modules_to_save": ["embed_tokens", "post_attention_layernorm"]}),
+        ("Gemma 2", {"modules_to_save": ["lm_head"]}),
+        ("Qwen2, Qwen2.5", {"bias": "all", "target_modules": ["q_proj", "v_proj"]}),
+        ("GPT-J", {"lora_bias": True, "target_modules": ["fc_in", "fc_out"]}),
+        ("GPT-2", {"target_modules": ["lm_head"]}),
+    ],
+    ids=["saved", "tied-embedding", "tied-head", "biases", "lora-bias", "tied-lora-head"],
+)
+def test_saved_modules_and_biases(family: str, config: dict[str, Any], tmp_path: Path) -> None:
+    model = make_case(case_of(family), tmp_path / "base")
+    plain = reference(model)
+    wanted_modules = {"target_modules": FAMILIES[family][:2], **config}
+    tuned = make_adapter(model, tmp_path / "adapter", r=3, **wanted_modules)
+    driver = driver_of(tmp_path / "base")
+    driver.backend.load_adapter(0, changes_of(tmp_path / "base", tmp_path / "adapter"))
+    adapted, base = logits_of(driver, [0, -1])
+    np.testing.assert_allclose(adapted, reference(tuned), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(base, plain, atol=1e-4, rtol=0)
+    driver.backend.close()
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen3-MoE", "gpt-oss"])
+def test_experts_in_one_tensor(family: str, tmp_path: Path) -> None:
+    model = make_case(case_of(family), tmp_path / "base")
+    tuned = make_adapter(
+        model, tmp_path / "adapter", r=3, target_modules=["q_proj", "o_proj"],
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    )  # fmt: skip
+    driver = driver_of(tmp_path / "base")
+    driver.backend.load_adapter(0, changes_of(tmp_path / "base", tmp_path / "adapter"))
+    adapted, _ = logits_of(driver, [0, -1])
+    np.testing.assert_allclose(adapted, reference(tuned), atol=1e-4, rtol=0)
+    driver.backend.close()
