@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from helpers.fake_backend import next_token
 
 from tidemill.contract.plan import NewSequence
-from tidemill.contract.request import LOOKUP
+from tidemill.contract.speculation import LOOKUP
 from tidemill.worker.runner import Runner
 from tidemill.worker.speculate.drafter import Drafter, Int32, Proposal, Wanted
 from tidemill.worker.speculate.speculation import Speculation

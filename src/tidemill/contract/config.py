@@ -13,7 +13,7 @@ from typing import get_args
 import msgspec
 
 from tidemill.base.errors import config_error
-from tidemill.contract.request import DRAFTERS
+from tidemill.contract.speculation import read_setting
 
 BACKENDS = ("auto", "native", "torch", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -57,8 +57,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         prefix_caching: reuse KV blocks of earlier prompts.
         max_itl_ms: milliseconds between two tokens of a stream that a step may take; None: chosen
             (see `sched.policy`).
-        speculate: what drafts tokens ahead of a request's output where the request does not say it
-            (`contract.request.DRAFTERS`): ``off`` or ``lookup``. It never changes an answer.
+        speculate: what drafts tokens ahead of a request's output where the request does not say it,
+            and what is loaded for that (`contract.speculation.available`). It never changes an
+            answer.
         isa: force an instruction set (``amx``, ``avx512``, ``avx512bf16``, ``avx512bw``,
             ``avxvnni``, ``avx2``, ``i8mm``, ``neon``, ``portable``); None: the best there is.
         packed_cache: folder where weights are kept as they were packed, for the next start;
@@ -102,7 +103,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("quantize", self.quantize, QUANTIZATIONS)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
-        _one_of("speculate", self.speculate, DRAFTERS)
+        try:
+            read_setting(self.speculate)
+        except ValueError as error:
+            raise config_error("speculate", f"speculate {error}") from None
         if not self.packed_cache:
             raise config_error("packed_cache", "packed_cache must be auto, off or a folder")
         for name, highest in HIGHEST.items():

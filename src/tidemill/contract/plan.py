@@ -18,6 +18,9 @@ from tidemill.contract.program import OutputProgram
 from tidemill.contract.request import Pooling, TokenLogprob
 from tidemill.contract.sampling import SamplingParams
 
+MOST_CONFIDENT = 7
+"""The highest class of `RowResult.confidence`."""
+
 
 class LogitsWanted(StrEnum):
     """The tokens of a row for which the output projection is computed."""
@@ -44,8 +47,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             nothing.
         candidates: above 0 it is a beam: its sampling rows return so many candidates instead of a
             token. The token that it continues with comes as a known one.
-        drafter: what proposes drafts for it (`contract.request.DRAFTERS`); empty: nothing.
-        prediction: tokens that its output is expected to have, for the drafter.
+        drafters: what may propose drafts for it (`contract.speculation.DRAFTERS`); empty: nothing.
+        prediction: tokens that its output is expected to have, for the drafters.
     """
 
     seq_id: int
@@ -59,7 +62,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     adapter: str | None = None
     pooling: Pooling | None = None
     candidates: int = 0
-    drafter: str = ""
+    drafters: tuple[str, ...] = ()
     prediction: tuple[int, ...] = ()
 
 
@@ -84,6 +87,21 @@ class LayerRange(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
 
+class DraftsWanted(msgspec.Struct, frozen=True, array_like=True):
+    """What a drafter may propose for what follows a row's tokens.
+
+    Attributes:
+        drafter: one of its sequence's.
+        most: the most drafts.
+        least: nothing whose first draft it holds for less certain than this class
+            (`RowResult.confidence`).
+    """
+
+    drafter: str
+    most: int
+    least: int = 0
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence's share of a step.
 
@@ -105,7 +123,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             They are computed as well, and each position is sampled as in a step of its own as long
             as the token is the draft that comes next: the result has the drafts that came true and
             one token more. Not with `input_from` or `layers`.
-        drafts_wanted: the most drafts that may be proposed for what follows the row's tokens.
+        drafts_wanted: who is asked for drafts of what follows the row's tokens, in this order until
+            one proposes some; empty: nobody.
         state_from: of a recurrent model, the snapshot that the row starts from, where its sequence
             has no state yet; -1 for none.
         fork_of: of a recurrent model, the sequence whose state before `start` the row starts from,
@@ -131,7 +150,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     input_from: int | None = None
     layers: LayerRange | None = None
     draft_token_ids: tuple[int, ...] = ()
-    drafts_wanted: int = 0
+    drafts_wanted: tuple[DraftsWanted, ...] = ()
     state_from: int = -1
     fork_of: int = -1
     snapshots: tuple[tuple[int, int], ...] = ()
@@ -197,8 +216,11 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         seq_id: whose row.
         token_ids: accepted tokens: one of a sampling row, one more for each draft that came true;
             none of another row. Tokens computed: those of the row, and these without the last.
-        draft_token_ids: proposed to follow `token_ids`; at most `Row.drafts_wanted`.
-        quiet: whatever token comes next, no drafts will be proposed after it.
+        draft_token_ids: proposed to follow `token_ids`, as `Row.drafts_wanted` asks.
+        drafter: who proposed them; empty: nobody.
+        confidence: per draft a class from 0 to `MOST_CONFIDENT`: how certain the drafter is of it,
+            where the ones before came true. Empty: 0 for all. What a class means is the drafter's.
+        quiet: whatever token comes next, those who were asked will propose no drafts after it.
         logprobs: one per accepted token, when asked for.
         prompt_logprobs: for a row with logits ALL: for each of its computed positions p whose
             next token is known, the logprob of the token at p + 1, in order of p.
@@ -214,6 +236,8 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seq_id: int
     token_ids: tuple[int, ...] = ()
     draft_token_ids: tuple[int, ...] = ()
+    drafter: str = ""
+    confidence: tuple[int, ...] = ()
     quiet: bool = False
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
@@ -234,9 +258,27 @@ class StepTimings(msgspec.Struct, frozen=True, array_like=True):
     total: float = 0.0
 
 
+class Drafting(msgspec.Struct, frozen=True, array_like=True):
+    """What a drafter did after a step.
+
+    Attributes:
+        drafter: its name.
+        seconds: time it took.
+        rows: sequences that it was asked for.
+        longest: drafts wanted of it for one of them, the most.
+    """
+
+    drafter: str
+    seconds: float
+    rows: int
+    longest: int
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Per row of the plan, in its order, the result; and the step's timings."""
+    """Per row of the plan, in its order, the result; the step's timings, and those of its
+    drafters."""
 
     step_id: int
     rows: tuple[RowResult, ...]
     timings: StepTimings = StepTimings()
+    drafting: tuple[Drafting, ...] = ()

@@ -55,24 +55,6 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
 
 POOLINGS = ("last", "mean", "cls")
 
-# What proposes drafts: nothing, or earlier occurrences of the latest tokens in prompt and output.
-OFF, LOOKUP = "off", "lookup"
-DRAFTERS = (OFF, LOOKUP)
-
-
-def drafter_of(default: str | None, asked: str | None, *, expected: bool) -> str:
-    """What drafts for a request; empty: nothing.
-
-    Args:
-        default: the engine's; None: it verifies no drafts.
-        asked: the request's, or None.
-        expected: the request has a prediction.
-    """
-    if default is None:
-        return ""
-    chosen = asked or (LOOKUP if expected and default == OFF else default)
-    return "" if chosen == OFF else chosen
-
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request, as sent to the engine once.
@@ -97,7 +79,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         weight: of the tenant; twice the weight is twice the share.
         start_by: when its first token must be under computation at the latest, or None.
         pooling: the prompt is read and a vector of it returned; nothing is generated.
-        speculation: one of `DRAFTERS`, or None: the engine's.
+        speculation: one of `contract.speculation.BY_REQUEST`, or None: the engine's.
         prediction: tokens that the output is expected to have; drafts are taken from them as well.
         background: it may use only what no other request wants (`sched.planning`); tenants share
             that among their background requests alone.

@@ -20,6 +20,7 @@ import msgspec
 from tidemill.base.files import OpenedFile
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.contract.request import ChoiceOutput, EngineRequest, RequestError
+from tidemill.contract.speculation import LOOKUP
 
 PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 256 * 2**20
@@ -64,8 +65,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         generates: it has an output layer; else it only gives vectors.
         whole_prompts: an encoder, whose inputs are computed in one step each.
         files: what was opened of the model, for comparing it with what is there later.
-        speculation: what drafts where a request does not say it (`contract.request.DRAFTERS`);
-            None: the model verifies no drafts.
+        speculation: what drafts where a request does not say it
+            (`contract.speculation.BY_REQUEST`); None: the model verifies no drafts.
+        drafters: what a request may have (`contract.speculation.DRAFTERS`).
         family: of models that it belongs to.
         parameters: how many it has; 0: not known.
     """
@@ -101,6 +103,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     reserved_blocks: int = 0
     state_bytes: int = 0
     speculation: str | None = None
+    drafters: tuple[str, ...] = (LOOKUP,)
     family: str = ""
     parameters: int = 0
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tidemill.base.errors import TidemillError
 from tidemill.contract.quotas import Limits, parse_limits
+from tidemill.contract.speculation import available, read_setting
 from tidemill.deployment import kinds
 from tidemill.deployment.kinds import Kind
 from tidemill.deployment.toml_text import literal
@@ -144,4 +145,5 @@ PRICES = Kind(
 )
 LIMITS = Kind("a table of limits (docs/quotas.md)", _read_limits, show=_show_limits)
 ISA = Kind(f"one of {', '.join(ISAS)}", _read_isa)
+SPECULATE = kinds.checked("one of " + ", ".join(map(literal, available())), read_setting)
 PACKED_CACHE = Kind('a folder, "auto" or "off"', _read_packed_cache)

@@ -23,7 +23,6 @@ from tidemill.contract.config import (
     EngineConfig,
 )
 from tidemill.contract.quotas import Level
-from tidemill.contract.request import DRAFTERS
 from tidemill.deployment import checks, kinds
 from tidemill.deployment.kinds import Kind
 
@@ -405,10 +404,11 @@ MODEL = (
         "default: chosen (see docs/operations.md).",
     ),
     _engine(
-        *("speculate", kinds.choice(DRAFTERS)),
+        *("speculate", checks.SPECULATE),
         "Draft tokens of the output, which the model verifies several in one step; the answers "
         "stay the same. lookup: what followed the latest tokens where they occurred before in "
-        "prompt and output; off: nothing, unless a request says it.",
+        "prompt and output; auto: whatever there is, as measured; off: nothing, unless a request "
+        "says it.",
     ),
 )
 

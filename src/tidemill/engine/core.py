@@ -662,6 +662,7 @@ def make_core(
         max_itl=None if config.max_itl_ms is None else config.max_itl_ms / 1000,
         layers=opened.sliced_layers,
         speculation=info.speculation,
+        drafters=info.drafters,
     )
     scheduler = Scheduler(
         memory,

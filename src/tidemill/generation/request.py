@@ -156,7 +156,7 @@ class GenerateRequest:
             than that is an error.
         ends_with_context: `sampling.max_tokens` is an upper bound: where the context has less room,
             it ends the output, and nothing is refused.
-        speculation: what drafts tokens for it (`contract.request.DRAFTERS`); None: the engine's.
+        speculation: what drafts for it (`contract.speculation.BY_REQUEST`); None: the engine's.
         prediction: text that the output is expected to be like; drafts are taken from it.
         caller: who asks, with priority and deadline.
         arrival: seconds of `base.clock.monotonic` when the request was received.

@@ -183,6 +183,7 @@ def _add_row(
     logits = LogitsWanted.LAST if sample else LogitsWanted.NONE
     if done and start + 1 < seq.prompt_len and seq.needs_prompt_logprobs:
         logits = LogitsWanted.ALL
+    wanted = speculation.drafts_wanted(seq) if seq.drafters and sample else ()
     kept = snapshots.reserve(state, snapshots.snapshots_to_take(state, seq, start, count))
     introduced = not seq.on_worker
     unsent = () if introduced else tuple(seq.tokens[seq.num_sent :])
@@ -204,7 +205,7 @@ def _add_row(
             mask_announced=masked
             or (sample and seq.constraint is not None and seq.constraint.masked),
             draft_token_ids=drafts,
-            drafts_wanted=speculation.drafts_wanted(seq) if seq.drafter and sample else 0,
+            drafts_wanted=wanted,
         )
     )
     in_flight = InFlightRow(
@@ -223,7 +224,7 @@ def _add_row(
         source,
         len(drafts),
     )
-    seq.num_sent = len(seq.tokens)
+    seq.num_sent, seq.asked = len(seq.tokens), bool(wanted)
     builder.rows_in_flight.append(in_flight)
     if introduced:
         builder.new.append(_static_data(seq))
@@ -263,8 +264,8 @@ def _static_data(seq: Sequence) -> NewSequence:
         adapter=request.adapter,
         pooling=request.pooling,
         candidates=0 if seq.owner.beams is None else seq.owner.beams.candidates,
-        drafter=seq.drafter,
-        prediction=request.prediction if seq.drafter else (),
+        drafters=seq.drafters,
+        prediction=request.prediction if seq.drafters else (),
     )
 
 

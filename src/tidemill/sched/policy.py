@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidemill.contract.request import EngineRequest
+from tidemill.contract.speculation import LOOKUP
 from tidemill.sched.sequence import OrderKey, Sequence
 
 # Until step times have been measured, a step with decode rows spends at most one part in so many
@@ -90,8 +91,9 @@ class Limits:
             else 0.
         whole_prompts: a prompt is computed in one step (bidirectional attention).
         generates: the model has an output layer.
-        speculation: what drafts where a request does not say it (`contract.request.DRAFTERS`);
-            None: the executor verifies no drafts.
+        speculation: what drafts where a request does not say it
+            (`contract.speculation.BY_REQUEST`); None: the executor verifies no drafts.
+        drafters: the executor's.
     """
 
     max_num_seqs: int
@@ -105,6 +107,7 @@ class Limits:
     whole_prompts: bool = False
     generates: bool = True
     speculation: str | None = None
+    drafters: tuple[str, ...] = (LOOKUP,)
 
 
 def order_key(request: EngineRequest, receipt: int, choice: int) -> OrderKey:

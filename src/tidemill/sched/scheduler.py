@@ -19,16 +19,15 @@ from tidemill.base.errors import ErrorKind, TidemillError, bad_request, unsuppor
 from tidemill.base.log import get_logger
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import (
-    DRAFTERS,
     POOLINGS,
     ChoiceOutput,
     EngineRequest,
     FinishReason,
     Pooling,
     RequestError,
-    drafter_of,
 )
 from tidemill.contract.sampling import MAX_CHOICES
+from tidemill.contract.speculation import AUTO, BY_REQUEST, DRAFTERS, OFF, drafters_of
 from tidemill.contract.wire import EngineStats
 from tidemill.memory.lease import KVMemory
 from tidemill.memory.prefix import root_digest
@@ -222,16 +221,25 @@ class Scheduler:
         expected = request.prediction
         if expected and vocab is not None and not (min(expected) >= 0 and max(expected) < vocab):
             raise bad_request("prediction", f"token ids must be between 0 and {vocab - 1}")
-        if request.speculation is not None and request.speculation not in DRAFTERS:
-            raise bad_request(
-                "speculation",
-                f"speculation must be one of {', '.join(DRAFTERS)}, got {request.speculation!r}",
-            )
+        self._validate_speculation(request.speculation)
         if not 0.0 < request.weight < math.inf:
             raise bad_request("weight", f"a tenant's weight must be above 0, got {request.weight}")
         if request.resume and len(request.resume) != sampling.n:
             raise bad_request(
                 "resume", f"resume has {len(request.resume)} entries for {sampling.n} choices"
+            )
+
+    def _validate_speculation(self, asked: str | None) -> None:
+        if asked is None or asked in (OFF, AUTO):
+            return
+        if asked not in DRAFTERS:
+            names = ", ".join(BY_REQUEST)
+            raise bad_request("speculation", f"speculation must be one of {names}, got {asked!r}")
+        if self.limits.speculation is not None and asked not in self.limits.drafters:
+            there = ", ".join((OFF, AUTO, *self.limits.drafters))
+            raise bad_request(
+                "speculation",
+                f"no drafter {asked!r} is loaded (see --speculate): give one of {there}",
             )
 
     def _validate_pooling(self, request: EngineRequest, pooling: Pooling) -> None:
@@ -282,7 +290,7 @@ class Scheduler:
                     stop_ids=stops,
                     banned=tuple(sorted(stops)) if sampling.min_tokens else (),
                     unbounded=room >= self.max_len and not sampling.min_tokens,
-                    drafter=self._drafter(request),
+                    drafters=self._drafters(request),
                     background=request.background,
                 )
             )
@@ -304,15 +312,16 @@ class Scheduler:
             heapq.heappush(self._deadlines, (request.start_by, self._receipts, True, owner))
         return owner
 
-    def _drafter(self, request: EngineRequest) -> str:
-        """What drafts for a request; empty: nothing."""
+    def _drafters(self, request: EngineRequest) -> tuple[str, ...]:
+        """What may draft for a request."""
         if request.pooling is not None or request.sampling.beam_search:
-            return ""  # of a beam's next token all beams decide
-        drafter = drafter_of(
-            self.limits.speculation, request.speculation, expected=bool(request.prediction)
+            return ()  # of a beam's next token all beams decide
+        limits, expected = self.limits, bool(request.prediction)
+        drafters = drafters_of(
+            limits.speculation, limits.drafters, request.speculation, expected=expected
         )
-        self._state.speculates |= bool(drafter)
-        return drafter
+        self._state.speculates |= bool(drafters)
+        return drafters
 
     def _enqueue(self, owner: RequestState) -> None:
         """Queue the first choice, which computes the prompt. The others are held until then and
@@ -568,7 +577,7 @@ class Scheduler:
             seq = in_flight.seq
             if not in_flight.sample or in_flight.count != 1 or seq.serial:
                 return None
-            if seq.drafter and seq.needs_result:
+            if seq.drafters and seq.needs_result:
                 return None
         return step.predicted or None
 

@@ -110,11 +110,13 @@ class Sequence:
         published: number of its blocks that are published in the prefix index.
         on_worker: its static data was sent to the executor.
         num_sent: number of its tokens that the executor has, the sampled ones included.
-        drafter: name of what proposes drafts for it; empty: nothing does.
+        drafters: names of what may propose drafts for it; empty: nothing does.
+        asked: its newest row asked for drafts.
         drafts: proposed tokens after the known ones.
+        drafts_by, confidence: who proposed them, and how certain of each (`RowResult`).
         verifying: drafts of its row in flight. No other row of it is then in flight.
         drafts_to_report: verified drafts, and those that came true, since its last output.
-        quiet: whatever its next token is, no drafts will be proposed after it.
+        quiet: whatever its next token is, those who are asked will propose nothing after it.
         constraint: constrains its output; it has advanced over all accepted tokens.
         jumps: forced tokens are appended without being sampled.
         stop_ids: tokens that end it.
@@ -151,8 +153,11 @@ class Sequence:
     published: int = 0
     on_worker: bool = False
     num_sent: int = 0
-    drafter: str = ""
+    drafters: tuple[str, ...] = ()
+    asked: bool = False
     drafts: tuple[int, ...] = ()
+    drafts_by: str = ""
+    confidence: tuple[int, ...] = ()
     verifying: int = 0
     drafts_to_report: tuple[int, int] | None = None
     quiet: bool = False
@@ -189,7 +194,7 @@ class Sequence:
         that this one samples: it is `serial`, or it has drafts in flight, or may have some."""
         if self.serial or self.verifying:
             return True
-        return bool(self.drafter) and not self.quiet
+        return self.asked and not self.quiet
 
     @property
     def needs_prompt_logprobs(self) -> bool:

@@ -7,7 +7,7 @@ draft that did not come true is forgotten.
 from __future__ import annotations
 
 from tidemill.base.errors import TidemillError
-from tidemill.contract.plan import RowResult
+from tidemill.contract.plan import DraftsWanted, RowResult
 from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
@@ -90,10 +90,11 @@ def _allowed(constraint: Constraint, drafts: tuple[int, ...]) -> tuple[tuple[int
     return drafts[:count], masked
 
 
-def drafts_wanted(seq: Sequence) -> int:
-    """How many drafts the executor may propose after a sampling row of the sequence."""
+def drafts_wanted(seq: Sequence) -> tuple[DraftsWanted, ...]:
+    """Who may propose drafts after a sampling row of the sequence, and how many."""
     # The row samples at least one token, and so does the row that verifies the drafts.
-    return max(0, min(MAX_DRAFTS, seq.max_len - seq.known - 2))
+    most = min(MAX_DRAFTS, seq.max_len - seq.known - 2)
+    return tuple(DraftsWanted(name, most) for name in seq.drafters) if most > 0 else ()
 
 
 def take_result(
@@ -101,10 +102,11 @@ def take_result(
 ) -> None:
     """After a row's step: count the drafts that came true, and keep the proposed ones, which follow
     the sampled tokens; `forced` ones were appended after these."""
-    seq, proposed = in_flight.seq, result.draft_token_ids
+    seq, proposed, skip = in_flight.seq, result.draft_token_ids, len(forced)
     if forced:
-        proposed = proposed[len(forced) :] if proposed[: len(forced)] == forced else ()
+        proposed = proposed[skip:] if proposed[:skip] == forced else ()
     seq.drafts, seq.quiet = proposed, result.quiet
+    seq.drafts_by, seq.confidence = result.drafter, result.confidence[skip:]
     if in_flight.drafts:
         came_true = len(result.token_ids) - 1
         state.drafted += in_flight.drafts

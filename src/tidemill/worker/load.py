@@ -12,7 +12,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import VectorData
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.request import OFF
+from tidemill.contract.speculation import OFF, read_setting
 from tidemill.contract.wire import EngineInfo
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.kv_check import NARROW, check_kv
@@ -159,6 +159,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
             progress(note)
     hidden, block_bytes = spec.hidden_size, spec.kv_bytes_per_token(kv_dtype) * config.block_size
     whole = not spec.causal or (foreign is not None and not foreign.in_pieces)
+    speculation = read_setting(config.speculate)
     identity = f"{weights.hex()} {name} {memory.isa} {dtype} {config.quantize}"
     info = EngineInfo(
         model=config.served_name,
@@ -190,7 +191,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         eos_token_ids=eos,
         notes=notes,
         identity=identity,
-        speculation=config.speculate if backend.verifies_drafts else None,
+        speculation=speculation.default if backend.verifies_drafts else None,
+        drafters=speculation.drafters if backend.verifies_drafts else (),
         family=spec.family,
         parameters=spec.parameters() if foreign is None else 0,
     )

@@ -29,9 +29,9 @@ from tidemill.models.head import Head
 from tidemill.worker.hidden import named_states, spans
 from tidemill.worker.inputs import InputBuilder, PreparedStep
 from tidemill.worker.pooling import Pooler
+from tidemill.worker.speculate.drafter import NOTHING, Drafted
 
 if TYPE_CHECKING:
-    from tidemill.worker.speculate.drafter import Proposal
     from tidemill.worker.speculate.speculation import Speculation
 
 MAX_OUTSTANDING = 2
@@ -51,7 +51,8 @@ _SAMPLING_ERRORS = {
     ),
 }
 _NO_STATES: dict[str, bytes] = {}
-_NO_DRAFTS: tuple[tuple[int, ...], bool] = ((), False)
+_NO_DRAFTS = ("", NOTHING)
+_NOT_DRAFTED = Drafted({}, ())
 _NOTHING_SAMPLED: tuple[int, list[int]] = (0, [])
 _UNKNOWN_ERROR = ("the backend sampled no token", "internal")
 
@@ -91,8 +92,8 @@ class RunnerHandle:
         runner.inputs.accept(self.step, outputs.sampled)
         pooled = runner.pooled(self.step, outputs) if self.step.poolings else {}
         speculation = runner.speculation
-        proposals = {} if speculation is None else speculation.proposals(self.step.plan)
-        return _result(self.step, outputs, pooled, proposals)
+        drafted = _NOT_DRAFTED if speculation is None else speculation.propose(self.step.plan)
+        return _result(self.step, outputs, pooled, drafted)
 
 
 class Runner:
@@ -121,7 +122,7 @@ class Runner:
     def submit(self, plan: StepPlan) -> RunnerHandle:
         """Prepare and queue a plan. At most two are in flight."""
         self._pooler.forget(plan.finished)
-        if self.speculation is None and any(new.drafter for new in plan.new):
+        if self.speculation is None and any(new.drafters for new in plan.new):
             self.speculation = self._open_speculation()
         if self.speculation is not None:
             self.speculation.begin(plan)
@@ -185,7 +186,7 @@ def _result(
     step: PreparedStep,
     outputs: StepOutputs,
     pooled: dict[int, bytes],
-    proposals: dict[int, Proposal],
+    drafted: Drafted,
 ) -> StepResult:
     # Per row: its first sampled position, and the tokens of those it reached.
     sampled: dict[int, tuple[int, list[int]]] = {}
@@ -230,19 +231,26 @@ def _result(
                 _token_logprob(token, outputs.logprobs, s, width)
                 for s, token in enumerate(tokens, first)
             )
-        drafts, quiet = proposals.get(row.seq_id, _NO_DRAFTS)
+        drafter, proposal = drafted.proposals.get(row.seq_id, _NO_DRAFTS)
         computed[row.seq_id] = RowResult(
             seq_id=row.seq_id,
             token_ids=tuple(tokens),
-            draft_token_ids=drafts,
-            quiet=quiet,
+            draft_token_ids=proposal.token_ids,
+            drafter=drafter,
+            confidence=proposal.confidence,
+            quiet=proposal.quiet,
             logprobs=logprobs,
             prompt_logprobs=logprobs_of_prompt,
             pooled=vector,
             hidden_states=states.get(i, _NO_STATES),
         )
     rows = tuple(step.refused.get(row.seq_id) or computed[row.seq_id] for row in step.plan.rows)
-    return StepResult(step_id=step.plan.step_id, rows=rows, timings=StepTimings(*outputs.seconds))
+    return StepResult(
+        step_id=step.plan.step_id,
+        rows=rows,
+        timings=StepTimings(*outputs.seconds),
+        drafting=drafted.drafting,
+    )
 
 
 def _beam_result(

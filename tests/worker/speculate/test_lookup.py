@@ -91,7 +91,7 @@ def new(prompt: list[int], prediction: tuple[int, ...] = ()) -> NewSequence:
         token_ids=tuple(prompt),
         prompt_len=len(prompt),
         sampling=SamplingParams(seed=1),
-        drafter="lookup",
+        drafters=("lookup",),
         prediction=prediction,
     )
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.contract.plan import NewSequence
+from tidemill.contract.plan import Drafting, NewSequence
 
 Int32 = NDArray[np.int32]
 
@@ -20,11 +20,13 @@ class Wanted(NamedTuple):
         seq_id: the sequence.
         tokens: int32: all its known tokens; a view that is valid during the call.
         most: the most drafts that can be used.
+        least: nothing is proposed whose first draft has a lower confidence.
     """
 
     seq_id: int
     tokens: Int32
     most: int
+    least: int = 0
 
 
 class Proposal(NamedTuple):
@@ -33,13 +35,27 @@ class Proposal(NamedTuple):
     Attributes:
         token_ids: expected to follow the known tokens; may be empty.
         quiet: whatever the next token is, none will be proposed after it.
+        confidence: see `RowResult`.
     """
 
     token_ids: tuple[int, ...] = ()
     quiet: bool = False
+    confidence: tuple[int, ...] = ()
 
 
 NOTHING = Proposal()
+
+
+class Drafted(NamedTuple):
+    """What drafters did after a step.
+
+    Attributes:
+        proposals: by sequence, who proposed what; of those who were asked.
+        drafting: the time of each.
+    """
+
+    proposals: dict[int, tuple[str, Proposal]]
+    drafting: tuple[Drafting, ...]
 
 
 class Drafter(Protocol):

@@ -1,25 +1,29 @@
-"""Speculation in the worker: which drafter a sequence has, and when drafters are called."""
+"""Speculation in the worker: which drafters a sequence has, and when they are called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
-from tidemill.contract.plan import StepPlan
-from tidemill.contract.request import LOOKUP
+from tidemill.contract.plan import Drafting, StepPlan
+from tidemill.contract.speculation import LOOKUP
 from tidemill.worker.sequences import SequenceSlots
-from tidemill.worker.speculate.drafter import NOTHING, Drafter, Int32, Proposal, Wanted
+from tidemill.worker.speculate.drafter import NOTHING, Drafted, Drafter, Int32, Proposal, Wanted
 from tidemill.worker.speculate.lookup import LookupDrafter
 
 _log = get_logger(__name__)
 
+_QUIET = ("", NOTHING._replace(quiet=True))
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {LOOKUP: LookupDrafter}
+"""Those that need nothing but the tokens."""
 
 
 class Speculation:
     """The drafters of one worker, made when a sequence first has them.
 
-    A drafter that fails ends drafting for the sequences it was called for, and nothing else.
+    A drafter that fails ends its drafting for the sequences it was called for, and nothing else.
 
     Args:
         sequences: the worker's.
@@ -32,19 +36,20 @@ class Speculation:
         self._sequences = sequences
         self._made_by = made_by
         self._drafters: dict[str, Drafter] = {}
-        self._of: dict[int, str] = {}
+        self._of: dict[int, tuple[str, ...]] = {}
 
     def begin(self, plan: StepPlan) -> None:
         """Forget the sequences that have ended, and learn the plan's new ones."""
         for seq_id in plan.finished:
             self._forget(seq_id)
         for new in plan.new:
-            if new.drafter:
+            if new.drafters:
                 self._forget(new.seq_id)
-                if new.drafter not in self._drafters:
-                    self._drafters[new.drafter] = self._made_by[new.drafter]()
-                self._of[new.seq_id] = new.drafter
-                self._drafters[new.drafter].add(new)
+                self._of[new.seq_id] = new.drafters
+                for name in new.drafters:
+                    if name not in self._drafters:
+                        self._drafters[name] = self._made_by[name]()
+                    self._drafters[name].add(new)
 
     def forget_new(self, plan: StepPlan) -> None:
         """Forget the sequences that a failed plan introduced; a later one introduces them again."""
@@ -52,45 +57,66 @@ class Speculation:
             self._forget(new.seq_id)
 
     def read(self, plan: StepPlan) -> None:
-        """Have drafters read, while the step computes, what is known of the sequences that will
+        """Have drafters read, while the step computes, what is known of the sequences that may
         want drafts."""
         for row in plan.rows:
-            if (name := self._of.get(row.seq_id)) is not None:
+            for name in self._of.get(row.seq_id, ()):
                 try:
                     self._drafters[name].read(row.seq_id, self._tokens(row.seq_id))
                 except Exception:
-                    self._give_up([row.seq_id])
+                    self._give_up(name, [row.seq_id])
 
-    def proposals(self, plan: StepPlan) -> dict[int, Proposal]:
-        """After the step's tokens are known: the drafts of each sequence that wants some."""
-        wanted: dict[str, list[Wanted]] = {}
-        for row in plan.rows:
-            name = self._of.get(row.seq_id)
-            if row.drafts_wanted and name is not None:
-                wanted.setdefault(name, []).append(
-                    Wanted(row.seq_id, self._tokens(row.seq_id), row.drafts_wanted)
-                )
-        found: dict[int, Proposal] = {}
-        for name, of_drafter in wanted.items():
-            ids = [one.seq_id for one in of_drafter]
-            try:
-                found.update(zip(ids, self._drafters[name].propose(of_drafter), strict=True))
-            except Exception:
-                self._give_up(ids)
-                found.update(dict.fromkeys(ids, NOTHING._replace(quiet=True)))
-        return found
+    def propose(self, plan: StepPlan) -> Drafted:
+        """After the step's tokens are known: the drafts of each sequence that wants some.
+
+        Those whom a sequence asks are called in its order until one proposes something. A sequence
+        is quiet if all of them are.
+        """
+        found: dict[int, tuple[str, Proposal]] = {}
+        drafting: list[Drafting] = []
+        left = [(row.seq_id, row.drafts_wanted) for row in plan.rows if row.drafts_wanted]
+        while left:
+            calls: dict[str, list[Wanted]] = {}
+            for seq_id, (first, *_) in left:
+                if first.drafter in self._of.get(seq_id, ()):
+                    one = Wanted(seq_id, self._tokens(seq_id), first.most, first.least)
+                    calls.setdefault(first.drafter, []).append(one)
+            for name, wanted in calls.items():
+                begun = monotonic()
+                for one, proposal in zip(wanted, self._call(name, wanted), strict=True):
+                    quiet = proposal.quiet and found.get(one.seq_id, _QUIET)[1].quiet
+                    found[one.seq_id] = name, proposal._replace(quiet=quiet)
+                longest = max(one.most for one in wanted)
+                drafting.append(Drafting(name, monotonic() - begun, len(wanted), longest))
+            left = [
+                (seq_id, asked[1:])
+                for seq_id, asked in left
+                if len(asked) > 1 and not found.get(seq_id, _QUIET)[1].token_ids
+            ]
+        return Drafted(found, tuple(drafting))
+
+    def _call(self, name: str, wanted: list[Wanted]) -> list[Proposal]:
+        try:
+            proposals = self._drafters[name].propose(wanted)
+            if len(proposals) == len(wanted):
+                return proposals
+            raise ValueError(f"{len(proposals)} proposals for {len(wanted)} sequences")
+        except Exception:
+            self._give_up(name, [one.seq_id for one in wanted])
+            return [NOTHING._replace(quiet=True)] * len(wanted)
 
     def _tokens(self, seq_id: int) -> Int32:
         sequences = self._sequences
         slot = sequences.slot(seq_id)
         return sequences.tokens[slot, : sequences.length[slot]]
 
-    def _give_up(self, seq_ids: list[int]) -> None:
-        _log.exception("a drafter failed; %d sequences go on without drafts", len(seq_ids))
-        for seq_id in seq_ids:
-            self._forget(seq_id)
+    def _give_up(self, name: str, seq_ids: Iterable[int]) -> None:
+        ids = list(seq_ids)
+        _log.exception("the drafter %s failed; %d sequences go on without it", name, len(ids))
+        for seq_id in ids:
+            self._of[seq_id] = tuple(n for n in self._of[seq_id] if n != name)
+            self._drafters[name].forget(seq_id)
 
     def _forget(self, seq_id: int) -> None:
-        name = self._of.pop(seq_id, None)
-        if name is not None:
+        for name in self._of.pop(seq_id, ()):
             self._drafters[name].forget(seq_id)

@@ -166,11 +166,11 @@ def test_a_prediction_is_drafted_and_changes_nothing(
 
 def test_speculation_of_a_request(http: httpx.Client, engine: ScriptedEngine) -> None:
     for path, ask in ((TEXT, {"prompt": "x"}), (CHAT, ASK)):
-        for asked in ("off", "lookup", None):
+        for asked in ("off", "auto", "draft", None):
             answer = whole(http, path, **ask, speculation=asked, include_effective=True)
             assert engine.requests[-1].speculation == asked
             assert answer["tidemill"]["speculation"] is None, "the engine verifies no drafts"
-        bad = http.post(path, json={**ask, "speculation": "eagle"})
+        bad = http.post(path, json={**ask, "speculation": "guess"})
         assert bad.status_code == 400 and bad.json()["error"]["param"] == "speculation"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.contract.program import Grammar
-from tidemill.contract.request import drafter_of
 from tidemill.contract.sampling import NEUTRAL, SamplingParams
+from tidemill.contract.speculation import drafters_of
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel
 
@@ -48,13 +48,14 @@ def effective(model: ServedModel, generation: Generation) -> dict[str, Any]:
 def _speculation(model: ServedModel, generation: Generation) -> dict[str, Any] | None:
     """What drafted for the request, and how much of it became output; None: nothing could."""
     prepared = generation.prepared
-    drafter = drafter_of(
-        model.info.speculation, prepared.request.speculation, expected=bool(prepared.prediction)
+    info, asked = model.info, prepared.request.speculation
+    drafters = drafters_of(
+        info.speculation, info.drafters, asked, expected=bool(prepared.prediction)
     )
-    if not drafter or prepared.sampling[0].beam_search:
+    if not drafters or prepared.sampling[0].beam_search:
         return None
     accepted, rejected = generation.drafts
-    return {"drafter": drafter, "accepted_tokens": accepted, "rejected_tokens": rejected}
+    return {"drafters": drafters, "accepted_tokens": accepted, "rejected_tokens": rejected}
 
 
 def _output_rules(model: ServedModel, generation: Generation) -> dict[str, Any]:

@@ -232,8 +232,8 @@ class Generation(SamplingFields, kw_only=True):
         truncation_length: the same for prompt and `max_tokens` together, as text-generation-webui
             has it.
         truncation_side: right: the first tokens are used instead.
-        speculation: an extension: what drafts tokens ahead of the output; the server's setting
-            otherwise. It cannot change the answer.
+        speculation: an extension: what drafts tokens ahead of the output: `off`, `auto` (whatever
+            is loaded) or a drafter; the server's setting otherwise. It cannot change the answer.
         cache_salt: an extension: cached prefixes are shared only between equal salts.
         prompt_logprobs: an extension: number of alternatives in the logprobs of prompt tokens.
         include_effective: an extension: the response has a `tidemill` object with the effective
@@ -268,7 +268,7 @@ class Generation(SamplingFields, kw_only=True):
     grammar: str | None = None
     timeout: float | None = None
     keep_alive: KeepAlive = None
-    speculation: Literal["off", "lookup"] | None = None
+    speculation: Literal["off", "auto", "lookup", "draft", "medusa", "skip", "eagle"] | None = None
     cache_salt: str | None = None
     include_effective: bool | None = None
     user: str | None = None

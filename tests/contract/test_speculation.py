@@ -1,0 +1,32 @@
+"""Values of --speculate, and what then drafts for a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.contract import speculation
+from tidemill.contract.speculation import Setting, available, drafters_of, read_setting
+
+
+def test_values_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_setting("off") == Setting("off", ("lookup",))
+    assert read_setting("auto") == Setting("auto", ("lookup",))
+    assert read_setting("lookup") == Setting("lookup", ("lookup",))
+    monkeypatch.setattr(speculation, "IMPLEMENTED", ("lookup", "draft", "skip"))
+    assert read_setting("draft=a/b") == Setting("auto", ("lookup", "draft"), "a/b")
+    assert read_setting("skip") == Setting("auto", ("lookup", "skip"))
+    assert available() == ("off", "auto", "lookup", "draft=MODEL", "skip")
+    for bad in ("", "on", "draft", "draft=", "skip=2", "off=", "medusa=x", "lookup=1", "OFF"):
+        with pytest.raises(ValueError, match="must be one of off, auto, lookup, draft=MODEL, skip"):
+            read_setting(bad)
+
+
+def test_what_drafts_for_a_request() -> None:
+    loaded = ("draft", "lookup")
+    assert drafters_of("auto", loaded, None, expected=False) == ("lookup", "draft")
+    assert drafters_of("off", loaded, None, expected=False) == ()
+    assert drafters_of("off", loaded, None, expected=True) == ("lookup",)
+    assert drafters_of("off", loaded, "auto", expected=False) == ("lookup", "draft")
+    assert drafters_of("auto", loaded, "draft", expected=True) == ("draft",)
+    assert drafters_of("auto", loaded, "off", expected=True) == ()
+    assert drafters_of(None, loaded, "auto", expected=True) == ()
