@@ -162,6 +162,20 @@ def test_others_do_not_find_it(engine: ScriptedEngine) -> None:
         assert _resume(mine, "/v1/completions", seen[-1][0]).status_code == 200
 
 
+def test_another_request_does_not_get_it(http: httpx.Client, engine: ScriptedEngine) -> None:
+    last = _begun(http, "/v1/completions", 3)[-1][0]
+    other = http.post(
+        "/v1/completions",
+        json={**_body("/v1/completions"), "prompt": "Another"},
+        headers={"Last-Event-ID": last},
+    )
+    route = _resume(http, "/completion", last)
+    for answer in (other, route):
+        assert answer.status_code == 400 and "another request" in answer.text, answer.text
+    assert _resume(http, "/v1/completions", last).status_code == 200
+    assert len(engine.requests) == 1
+
+
 def test_errors_keep_their_status(http: httpx.Client, engine: ScriptedEngine) -> None:
     body = {"prompt": "x" * 10**4, "stream": True}
     refused = http.post("/v1/completions", json=body, headers=ON)

@@ -121,7 +121,10 @@ class GeneratedAnswer(Response):
         from tidemill.server.dialects.resumable import resumed  # few ask for it
 
         found = await resumed(
-            self._context, self._request, self._id, self.write_detached, framing, asked=asked
+            self._context,
+            *(self._request, self._model, self._asked),
+            *(self._id, self.write_detached, framing),
+            asked=asked,
         )
         if found is None:
             await while_connected(receive, self.write(AsgiSink(send)))

@@ -3,15 +3,20 @@
 A request with the header ``X-Resumable-Stream: true`` (or any, where the server says so) gets
 events with ids, and its generation goes on for a while when the client leaves. The same request
 again, with ``Last-Event-ID`` as the client got it last, gets what it missed and the rest, from the
-same generation.
+same generation. Another request with that id is refused, rather than answered with what it did not
+ask for.
 """
 
 from __future__ import annotations
+
+from hashlib import blake2b
+from typing import NamedTuple
 
 from starlette.requests import Request
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import bad_request
+from tidemill.generation.request import GenerateRequest
 from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.respond import RESUMING
@@ -34,21 +39,31 @@ MAX_ALL = 256
 """Of all clients."""
 
 
+class _Kept(NamedTuple):
+    """A stream that can be resumed: whose it is, what it answers (`_digest`), and its parts."""
+
+    owner: str
+    asked: bytes
+    stream: Detached
+
+
 class Resumable:
     """The streams of one server that can be resumed."""
 
     def __init__(self, context: ServerContext) -> None:
         self._bound = context.limits.max_stored_bytes // 64
-        self._streams: dict[str, tuple[str, Detached]] = {}
+        self._streams: dict[str, _Kept] = {}
 
     def full(self, owner: str) -> bool:
         """There is no place for a further stream of a client."""
         self._forget_old()
-        mine = sum(of == owner for of, _ in self._streams.values())
+        mine = sum(kept.owner == owner for kept in self._streams.values())
         return mine >= MAX_STREAMS or len(self._streams) >= MAX_ALL
 
-    def begin(self, owner: str, identity: str, work: Work, framing: Framing) -> Detached:
-        """Generate a stream.
+    def begin(
+        self, owner: str, asked: bytes, identity: str, work: Work, framing: Framing
+    ) -> Detached:
+        """Generate a stream that answers what was asked (`_digest`).
 
         Raises:
             Rejection: 429.
@@ -63,7 +78,7 @@ class Resumable:
                 headers={"Retry-After": "1"},
             )
         stream = Detached(self._bound, f"{identity}:".encode(), RESUME_SECONDS, framing)
-        self._streams[identity] = owner, stream
+        self._streams[identity] = _Kept(owner, asked, stream)
         stream.start(work)
         return stream
 
@@ -71,36 +86,51 @@ class Resumable:
         """Forget a stream that never began."""
         self._streams.pop(identity, None)
 
-    def find(self, owner: str, last: str) -> tuple[Detached, int]:
+    def find(self, owner: str, asked: bytes, last: str) -> tuple[Detached, int]:
         """The stream of an event's id, and the number of the next event.
 
         Raises:
-            TidemillError, Rejection: the id is none, or its stream is not kept.
+            TidemillError, Rejection: the id is none, its stream is not kept, or it answers another
+                request.
         """
         self._forget_old()
         identity, _, number = last.rpartition(":")
         if not (identity and number.isascii() and number.isdigit() and len(number) < 10):
             raise bad_request("Last-Event-ID", "Last-Event-ID is not the id of an event")
-        of, stream = self._streams.get(identity, ("", None))
-        if stream is None or of != owner or int(number) + 1 < stream.log.first:
+        kept = self._streams.get(identity)
+        if kept is None or kept.owner != owner or int(number) + 1 < kept.stream.log.first:
             raise reject(
                 404,
                 "Last-Event-ID: the stream is no longer kept; send the request without it",
                 param="Last-Event-ID",
                 code="stream_not_found",
             )
-        return stream, int(number) + 1
+        if kept.asked != asked:
+            raise bad_request(
+                "Last-Event-ID",
+                "Last-Event-ID: that stream answers another request (route or body); send the "
+                "request that began it, or this one without the header",
+            )
+        return kept.stream, int(number) + 1
 
     def _forget_old(self) -> None:
         now = monotonic()
-        for identity, (_, stream) in list(self._streams.items()):
+        for identity, (_, _, stream) in list(self._streams.items()):
             if stream.ended_at is not None and now - stream.ended_at > RESUME_SECONDS:
                 del self._streams[identity]
+
+
+def _digest(request: Request, model: str | None, asked: GenerateRequest) -> bytes:
+    """Of what makes two requests the same, but for who sends them and when."""
+    same = (request.url.path, model, asked.messages, asked.prompts, asked.sampling, asked.output)
+    return blake2b(repr(same).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 async def resumed(
     context: ServerContext,
     request: Request,
+    model: str | None,
+    generated: GenerateRequest,
     identity: str,
     work: Work,
     framing: Framing,
@@ -113,6 +143,8 @@ async def resumed(
     Args:
         context: the server's.
         request: whose stream it is.
+        model: that it names.
+        generated: what it asks for.
         identity: of the answer, if it is generated now.
         work: generates it.
         framing: of its parts.
@@ -127,16 +159,16 @@ async def resumed(
             "X-Resumable-Stream: this stream is of lines, which have no ids: it cannot be resumed",
         )
     streams, owner = context.kept(Resumable), principal_of(request).client_id
-    last = request.headers.get(LAST)
+    what, last = _digest(request, model, generated), request.headers.get(LAST)
     if last:
         request.state.operation = Operation.RESUME
-        return streams.find(owner, last)
+        return streams.find(owner, what, last)
     wanted = request.headers.get(HEADER, "").strip().lower()
     if not asked and streams.full(owner):
         return None
     if asked and wanted not in ("true", "1"):
         raise bad_request("X-Resumable-Stream", "X-Resumable-Stream must be true or absent")
-    stream = streams.begin(owner, identity, work, framing)
+    stream = streams.begin(owner, what, identity, work, framing)
     record_until(request, stream)
     try:
         await stream.settled(KEEP_ALIVE_SECONDS)
