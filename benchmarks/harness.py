@@ -27,6 +27,8 @@ MODELS = WORK / "models"
 MODEL = MODELS / "qwen3-0.6b"
 DOC = ROOT / "docs" / "benchmarks.md"
 SIDE_BY_SIDE = ROOT / "docs" / "side_by_side"
+# Before a shape's name: brook inflated to it (inflate.py).
+INFLATED = "brook-as-"
 TIDEMILL = ROOT / ".venv" / "bin" / "tidemill"
 
 
@@ -48,11 +50,16 @@ def threads() -> int:
 
 
 def make_model(shape: str = MODEL.name) -> Path:
-    """The folder of a shape's random checkpoint, written when it is not there."""
+    """The folder of a shape's checkpoint, written when it is not there: random weights, or brook
+    inflated for a name that begins with `INFLATED`."""
     folder = MODELS / shape
     if not (folder / "config.json").exists():
-        script = ROOT / "benchmarks" / "make_model.py"
-        subprocess.run([sys.executable, str(script), shape, str(folder)], check=True, cwd=ROOT)
+        command = ["make_model.py", shape, str(folder)]
+        if shape.startswith(INFLATED):
+            named = shape.removeprefix(INFLATED)
+            command = ["inflate.py", named, str(folder), "--companions"]
+        script = ROOT / "benchmarks" / command[0]
+        subprocess.run([sys.executable, str(script), *command[1:]], check=True, cwd=ROOT)
     return folder
 
 

@@ -1,8 +1,9 @@
 """The model files of side_by_side.py: the same GGUF files for us and llama.cpp, int8 for vLLM.
 
-All come from one random bfloat16 checkpoint per shape (make_model.py). Q8_0 and Q4_0 files have
-that type throughout, the output layer included (`llama-quantize --pure`); Q4_K_M is llama.cpp's own
-mixture, with Q6_K in the output layer and parts of others.
+All come from one bfloat16 checkpoint per shape: random weights (make_model.py), or brook inflated
+(inflate.py) for a shape named "brook-as-...". Q8_0 and Q4_0 files have that type throughout, the
+output layer included (`llama-quantize --pure`); Q4_K_M is llama.cpp's own mixture, with Q6_K in the
+output layer and parts of others.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def gguf_file(shape: str, kind: str) -> Path:
     if path.exists():
         return path
     fresh = path.with_suffix(".new")
-    if kind == "bf16":
+    if kind == "bf16" and shape.startswith(harness.INFLATED):
+        fresh = path.with_suffix(".new.gguf")
+        command = [harness.TIDEMILL, "convert", harness.make_model(shape), fresh, "--overwrite"]
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    elif kind == "bf16":
         make_model.make_gguf(harness.make_model(shape), fresh, kind)
     else:
         source = gguf_file(shape, "bf16")
