@@ -19,8 +19,9 @@ from tidemill.backends import native
 from tidemill.base.clock import monotonic
 from tidemill.bench.client import Target, stream_events
 from tidemill.bench.load import run_bench
-from tidemill.bench.options import BenchOptions, PointReport, RequestTrace
-from tidemill.bench.report import summarize
+from tidemill.bench.options import BenchOptions
+from tidemill.bench.results import PointReport, RequestTrace
+from tidemill.bench.summary import summarize
 
 
 async def _timed(

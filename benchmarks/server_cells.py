@@ -22,7 +22,8 @@ from harness import Server
 from rows import Outcome, Row, Target
 
 from tidemill.bench.load import run_bench
-from tidemill.bench.options import BenchOptions, PointReport
+from tidemill.bench.options import BenchOptions
+from tidemill.bench.results import PointReport
 
 SHAPE = "qwen3-0.6b"
 OURS_INT8 = f"{OURS}_int8"

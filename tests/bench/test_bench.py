@@ -14,9 +14,11 @@ import pytest
 from rich.console import Console
 
 from tidemill.base.errors import TidemillError
-from tidemill.bench.load import read_lengths, run_bench
+from tidemill.bench.lengths import read_lengths
+from tidemill.bench.load import run_bench
 from tidemill.bench.options import BenchOptions
-from tidemill.bench.report import percentile, render_table, report_json
+from tidemill.bench.report import render_table, report_json
+from tidemill.bench.stats import percentile
 
 
 def chunk(data: bytes) -> bytes:

@@ -1,242 +1,235 @@
-"""The load generator: prompts, closed and open loops, and a trace of each request."""
+"""`run_bench`: every point of the options, measured."""
 
 from __future__ import annotations
 
 import asyncio
-import csv
-import json
-import random
-from collections.abc import Callable, Iterator
-from itertools import cycle
-from pathlib import Path
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
-from tidemill.bench.client import HttpFailure, Target, get_json, stream_events
-from tidemill.bench.options import BenchOptions, BenchReport, PointReport, RequestTrace
-from tidemill.bench.report import summarize
+from tidemill.bench.client import Client, Clock, Connect, HttpFailure, Target
+from tidemill.bench.dialects import DIALECTS, Sampling
+from tidemill.bench.energy import EnergyMeter, cost
+from tidemill.bench.loops import POLL, Loops, Measured
+from tidemill.bench.options import BenchOptions
+from tidemill.bench.results import BenchReport, PointReport, RequestTrace
+from tidemill.bench.search import find_goodput, sweep_concurrency, sweep_rate
+from tidemill.bench.send import Sender
+from tidemill.bench.steady import steady_part
+from tidemill.bench.summary import merge, summarize
+from tidemill.bench.workload import Workload
 
-# Common words that are one token in most vocabularies.
-_WORDS = [
-    "time", "year", "people", "way", "day", "man", "thing", "woman",
-    "life", "child", "world", "school", "state", "family", "student", "group",
-    "country", "problem", "hand", "part", "place", "case", "week", "company",
-    "system", "program", "question", "work", "number", "night", "point", "home",
-    "water", "room", "mother", "area", "money", "story", "fact", "month",
-    "lot", "right", "study", "book", "eye", "job", "word", "business",
-    "issue", "side", "kind", "head", "house", "service", "friend", "father",
-    "power", "hour", "game", "line", "end", "member",
-]  # fmt: skip
-
-# Fields of a chat delta that carry output: text, reasoning (under both names), tool calls.
-_CONTENT = ("content", "reasoning_content", "reasoning", "tool_calls")
-
+# Called with (label of the point, finished requests, total requests; 0: unknown).
 Progress = Callable[[str, int, int], None]
 
+_SWEEP_STREAMS = 32
+_PROBE_REQUESTS = 100  # of a goodput search: fewer cannot tell 99 % from 100 %
+_PROBE_SECONDS = 10.0
 
-def read_lengths(path: Path) -> list[tuple[int, int]]:
-    """(input, output) token counts from JSONL or CSV.
-
-    Raises TidemillError of kind CONFIG naming the line that cannot be read.
-    """
-    pairs: list[tuple[int, int]] = []
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise config_error("lengths_file", f"cannot read {path}: {error.strerror}") from error
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or (number == 1 and line.lower().startswith("input")):
-            continue
-        try:
-            if line.lstrip()[0] in "[{":
-                row = json.loads(line)
-                values = [row["input"], row["output"]] if isinstance(row, dict) else row
-            else:
-                values = next(csv.reader([line]))
-            given, wanted = (int(v) for v in values[:2])
-        except (ValueError, KeyError, TypeError) as error:
-            raise config_error(
-                "lengths_file", f"{path}, line {number}: expected two lengths, got {line[:60]!r}"
-            ) from error
-        if given < 1 or wanted < 1:
-            raise config_error("lengths_file", f"{path}, line {number}: lengths must be at least 1")
-        pairs.append((given, wanted))
-    if not pairs:
-        raise config_error("lengths_file", f"{path} holds no lengths")
-    return pairs
+_LABELS = {
+    "concurrency": "concurrency {:g}", "rate": "{:.3g} req/s", "ramp": "ramp to {:g} req/s",
+    "trace": "trace at speed {:g}",
+}  # fmt: skip
 
 
-class _Requests:
-    """Generates distinct request bodies; equal seeds give equal bodies."""
+def target_of(options: BenchOptions) -> Target:
+    """Where the endpoint's requests go. Raises ValueError for what is no URL."""
+    dialect = DIALECTS[options.endpoint]
+    target = Target.parse(options.base_url, None)
+    keys = [h.format(options.api_key) for h in dialect.key_headers] if options.api_key else []
+    return replace(target, path=dialect.path(target.path)).with_headers(*keys, *options.headers)
 
-    def __init__(self, options: BenchOptions, model: str) -> None:
+
+class _Run:
+    """A run: its server, its workload, and the points so far."""
+
+    def __init__(
+        self, options: BenchOptions, client: Client, model: str, progress: Progress, clock: Clock,
+        poll: float,
+    ) -> None:  # fmt: skip
         self._options = options
-        self._model = model
-        self._random = random.Random(options.seed)
-        fixed = [(options.input_tokens, options.output_tokens)]
-        pairs = read_lengths(options.lengths_file) if options.lengths_file else fixed
-        self._lengths: Iterator[tuple[int, int]] = cycle(pairs)
-        self._prefix = self._draw(options.shared_prefix)
+        self._progress = progress
+        self._workload = Workload(options)
+        dialect = DIALECTS[options.endpoint]
+        ignore_eos = options.ignore_eos and options.endpoint in ("completions", "chat")
+        sampling = Sampling(model, options.temperature, ignore_eos, options.extra)
+        self._sender = Sender(
+            client, dialect, sampling, clock, options.timeout, options.max_seconds
+        )
+        self._loops = Loops(
+            self._sender, self._workload.conversation, options.think, options.max_concurrency, poll
+        )
+        self.points: list[PointReport] = []
 
-    def _draw(self, count: int) -> list[int]:
-        return [self._random.randrange(self._options.vocab) for _ in range(count)]
+    async def _warm_up(self) -> None:
+        sessions = self._workload.closed(self._options.warmup)
+        await self._loops.closed(sessions, 1, self._options.max_seconds, lambda: None)
 
-    def next(self) -> tuple[bytes, int]:
-        """A request body and its requested input length."""
+    async def _load(
+        self, mode: str, value: float, count: int | None, tick: Callable[[], None]
+    ) -> Measured:
+        options, workload = self._options, self._workload
+        until = min(options.duration or options.max_seconds, options.max_seconds)
+        if mode == "concurrency":
+            streams = int(value) if count is None else min(int(value), count)
+            return await self._loops.closed(workload.closed(count), streams, until, tick)
+        if mode == "trace":
+            return await self._loops.open(workload.replay(value), until, tick)
+        sessions = workload.ramp() if mode == "ramp" else workload.open(value, count)
+        return await self._loops.open(sessions, until, tick)
+
+    def _count(self, mode: str, value: float) -> int | None:
         options = self._options
-        given, wanted = next(self._lengths)
-        ids = (self._prefix + self._draw(max(0, given - len(self._prefix))))[:given]
-        body: dict[str, object] = {
-            "model": self._model,
-            "max_tokens": wanted,
-            "temperature": options.temperature,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if options.ignore_eos:
-            body["ignore_eos"] = True
-        text = " ".join(_WORDS[i % len(_WORDS)] for i in ids)
-        if options.endpoint == "chat":
-            body["messages"] = [{"role": "user", "content": text}]
-        else:
-            body["prompt"] = ids if options.token_ids else text
-        return json.dumps(body).encode(), given
+        if mode == "trace":
+            return min(len(self._workload.trace), options.requests or len(self._workload.trace))
+        if mode == "ramp":
+            return None
+        if options.goodput and options.requests is None and options.duration is None:
+            return max(_PROBE_REQUESTS, int(_PROBE_SECONDS * value))
+        return options.requests_for(value)
 
+    async def point(self, mode: str, value: float) -> PointReport:
+        """Measure one concurrency, rate, ramp or trace, as often as the options say."""
+        options = self._options
+        count = self._count(mode, value)
+        total = (count or 0) * options.repeat
+        label, finished = _LABELS[mode].format(value), 0
 
-def _read_event(event: bytes, trace: RequestTrace) -> bool:
-    """Add one event to the trace; True when it carried output."""
-    data = json.loads(event)
-    if "error" in data:
-        raise HttpFailure(200, json.dumps(data["error"]))
-    usage = data.get("usage")
-    if usage:
-        trace.input_tokens = usage.get("prompt_tokens", trace.input_tokens)
-        trace.output_tokens = usage.get("completion_tokens", 0)
-        details = usage.get("prompt_tokens_details") or {}
-        trace.cached_tokens = details.get("cached_tokens") or 0
-    content = False
-    for choice in data.get("choices", ()):
-        trace.finish_reason = choice.get("finish_reason") or trace.finish_reason
-        delta = choice.get("delta")
-        output = [choice.get("text")] if delta is None else [delta.get(key) for key in _CONTENT]
-        content = content or any(output)
-    return content
-
-
-async def _send_request(
-    target: Target, options: BenchOptions, body: bytes, given: int, start: float, zero: float
-) -> RequestTrace:
-    trace = RequestTrace(start=start, input_tokens=given)
-    left = options.max_seconds - (monotonic() - zero)
-    route = "/chat/completions" if options.endpoint == "chat" else "/completions"
-    try:
-        async with asyncio.timeout(max(0.0, min(options.timeout, left))):
-            async for events in stream_events(target, route, body):
-                now = monotonic() - zero
-                for event in events:
-                    if event != b"[DONE]" and _read_event(event, trace):
-                        trace.arrivals.append(now)
-    except TimeoutError:
-        trace.error = "timeout" if options.timeout <= left else "end of the point's time"
-    except HttpFailure as failure:
-        trace.error = f"http {failure.status}" if failure.status != 200 else "error in stream"
-        trace.detail = str(failure)
-    except (OSError, asyncio.IncompleteReadError) as error:
-        trace.error, trace.detail = type(error).__name__, str(error)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        trace.error, trace.detail = "malformed response", str(error)
-    trace.end = monotonic() - zero
-    if trace.error is None and trace.finish_reason is None:
-        trace.error = "stream cut off"
-    trace.output_tokens = trace.output_tokens or len(trace.arrivals)
-    return trace
-
-
-async def _closed_loop(
-    target: Target, options: BenchOptions, bodies: list[tuple[bytes, int]], streams: int,
-    tick: Callable[[], None],
-) -> list[RequestTrace]:  # fmt: skip
-    zero = monotonic()
-    traces: list[RequestTrace] = []
-    waiting = iter(bodies)
-
-    async def stream() -> None:
-        for body, given in waiting:
-            now = monotonic() - zero
-            if now >= options.max_seconds:
-                return
-            traces.append(await _send_request(target, options, body, given, now, zero))
-            tick()
-
-    await asyncio.gather(*(stream() for _ in range(min(streams, len(bodies)))))
-    return traces
-
-
-async def _open_loop(
-    target: Target, options: BenchOptions, bodies: list[tuple[bytes, int]], rate: float,
-    tick: Callable[[], None],
-) -> list[RequestTrace]:  # fmt: skip
-    zero = monotonic()
-    arrivals = random.Random(options.seed + 1)
-    due = 0.0
-    tasks: list[asyncio.Task[RequestTrace]] = []
-    for body, given in bodies:
-        due += arrivals.expovariate(rate)
-        if due > options.max_seconds:
-            break
-        await asyncio.sleep(max(0.0, zero + due - monotonic()))
-        # Latency counts from the due time, so that a late sender cannot hide queueing.
-        task = asyncio.create_task(_send_request(target, options, body, given, due, zero))
-        task.add_done_callback(lambda _: tick())
-        tasks.append(task)
-    return list(await asyncio.gather(*tasks))
-
-
-async def _model_name(target: Target, options: BenchOptions) -> str:
-    if options.model is not None:
-        return options.model
-    data = await get_json(target, "/models")
-    models = data.get("data") if isinstance(data, dict) else None
-    if not models:
-        raise config_error("model", "the server lists no model; set one with --model")
-    return str(models[0]["id"])
-
-
-async def _run(options: BenchOptions, progress: Progress) -> BenchReport:
-    target = Target.parse(options.base_url, options.api_key)
-    model = await _model_name(target, options)
-    source = _Requests(options, model)
-    open_loop = bool(options.rates)
-    points: list[PointReport] = []
-    for value in options.rates or options.concurrency:
-        label = f"{value:g} req/s" if open_loop else f"concurrency {value:g}"
-        count = options.requests_for(value)
-        for _ in range(options.warmup):
-            body, given = source.next()
-            await _send_request(target, options, body, given, 0.0, monotonic())
-        # Prepared before the measurement: generating long prompts would delay running streams.
-        bodies = [source.next() for _ in range(count)]
-        finished = 0
-        progress(label, 0, count)
-
-        def tick(label: str = label, count: int = count) -> None:
+        def tick() -> None:
             nonlocal finished
             finished += 1
-            progress(label, finished, count)
+            self._progress(label, finished, total)
 
-        if open_loop:
-            traces = await _open_loop(target, options, bodies, value, tick)
+        self._progress(label, 0, total)
+        meter = EnergyMeter(self._sender.client.target.host)
+        points: list[PointReport] = []
+        parts: list[list[RequestTrace]] = []
+        for repetition in range(options.repeat):
+            await self._warm_up()
+            measured = await self._load(mode, value, count, tick)
+            whole = summarize(
+                mode, value, measured.traces, options.objectives, measured.client,
+                repetition=repetition,
+            )  # fmt: skip
+            part = measured.traces
+            if options.steady_only:
+                part = steady_part(part, whole.steady)
+                whole = summarize(
+                    mode, value, part, options.objectives, measured.client, whole.steady, repetition
+                )
+            points.append(whole)
+            parts.append(part)
+        merged = merge(points, parts)
+        merged.energy = meter.read()
+        merged.cost = cost(merged, options.prices)
+        self.points.append(merged)
+        self._progress(label, finished, finished)
+        return merged
+
+    async def all_points(self) -> dict[str, Any] | None:
+        """Measure what the options ask for; returns the result of a goodput search."""
+        options = self._options
+
+        async def rate(value: float) -> PointReport:
+            return await self.point("rate", value)
+
+        async def streams(value: float) -> PointReport:
+            return await self.point("concurrency", value)
+
+        if options.goodput:
+            first = options.rates[0] if options.rates else 1.0
+            return await find_goodput(rate, options.target, options.precision, first)
+        if options.sweep == "concurrency":
+            await sweep_concurrency(streams)
+        elif options.sweep == "rate":
+            await sweep_rate(streams, rate, _SWEEP_STREAMS)
+        elif options.trace is not None:
+            for speed in options.speeds:
+                await self.point("trace", speed)
+        elif options.ramp is not None:
+            await self.point("ramp", options.ramp[1])
         else:
-            traces = await _closed_loop(target, options, bodies, int(value), tick)
-        points.append(summarize("rate" if open_loop else "concurrency", value, traces))
-    lengths = str(options.lengths_file) if options.lengths_file else None
+            mode = "rate" if options.rates else "concurrency"
+            for value in options.rates or options.concurrency:
+                await self.point(mode, value)
+        return None
+
+    def notes(self) -> list[str]:
+        """What a reader must know."""
+        found = []
+        if any(p.client.saturated for p in self.points):
+            found.append(
+                "The client was saturated at some points: what it measured there is partly itself. "
+                "Use less load, or several clients on other machines."
+            )
+        if self._workload.clipped:
+            found.append(f"{self._workload.clipped} requests had their lengths cut.")
+        if self._options.max_concurrency is not None:
+            found.append("Latencies include the wait for --max-concurrency.")
+        return found
+
+
+_SECRET = ("api_key", "headers", "base_url", "model", "endpoint", "label", "objectives", "extra")
+
+
+def _workload_facts(options: BenchOptions) -> dict[str, Any]:
+    """The options that differ from their defaults, without those that hold secrets."""
+    plain = BenchOptions(options.base_url)
+    found: dict[str, Any] = {}
+    for name, value in asdict(options).items():
+        if name not in _SECRET and value != getattr(plain, name):
+            found[name] = list(value) if isinstance(value, tuple) else value
+    if options.trace is not None:
+        found["trace"] = options.trace.name
+    if options.lengths_file is not None:
+        found["lengths_file"] = options.lengths_file.name
+    return found
+
+
+async def measure_server(
+    options: BenchOptions,
+    progress: Progress = lambda *_: None,
+    *,
+    clock: Clock = monotonic,
+    connect: Connect | None = None,
+    poll: float = POLL,
+) -> BenchReport:
+    """Run every point of `options` in the running event loop; see `run_bench`.
+
+    Args:
+        clock, connect, poll: of the client, for tests in simulated time.
+
+    Raises:
+        OSError, HttpFailure, ValueError: when the server cannot be used.
+    """
+    client = Client(target_of(options), clock=clock, connect=connect)
+    model = options.model
+    if model is None:
+        model = await DIALECTS[options.endpoint].first_model(client)
+    if model is None:
+        raise config_error("model", "the server lists no model; set one with --model")
+    run = _Run(options, client, model, progress, clock, poll)
+    try:
+        search = await run.all_points()
+    finally:
+        client.close()
+    lengths = str(options.lengths_file or options.trace or "")
     return BenchReport(
         base_url=options.base_url,
         model=model,
         endpoint=options.endpoint,
         input_tokens=lengths or str(options.input_tokens),
         output_tokens=lengths or str(options.output_tokens),
-        points=points,
+        points=run.points,
+        label=options.label or model,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        workload=_workload_facts(options),
+        objectives=dict(options.objectives),
+        search=search,
+        notes=run.notes(),
     )
 
 
@@ -253,11 +246,20 @@ def run_bench(options: BenchOptions, progress: Progress = lambda *_: None) -> Be
     """
     options.validate()
     try:
-        return asyncio.run(_run(options, progress))
+        return _in_loop(measure_server(options, progress))
     except (OSError, HttpFailure, ValueError) as error:
         raise TidemillError(
             ErrorKind.UNAVAILABLE,
-            f"cannot use the server at {options.base_url}: {error}. Is it running, and does its "
-            "URL end in /v1?",
+            f"cannot use the server at {options.base_url}: {error}. Is it running, and does it "
+            f"speak the endpoint {options.endpoint}?",
             param="base_url",
         ) from error
+
+
+def _in_loop(main: Coroutine[Any, Any, BenchReport]) -> BenchReport:
+    """`asyncio.run`, on uvloop where it is installed: it costs the client half the time."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)

@@ -1,84 +1,37 @@
-"""From traces to percentiles, a table and JSON."""
+"""Reports as a table, JSON and CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tidemill.bench.options import BenchReport, PointReport, RequestTrace
+from tidemill.bench.results import BenchReport, PointReport
+from tidemill.bench.summary import metrics
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-PERCENTILES = (50, 90, 95, 99)
+_BARS = "▁▂▃▄▅▆▇█"
+_MODES = {
+    "concurrency": "streams", "rate": "req/s sent", "ramp": "req/s, ramp to", "trace": "speed",
+}  # fmt: skip
 
 
-def percentile(ordered: Sequence[float], q: float) -> float:
-    """The q-th percentile of ascending values, with linear interpolation; NaN if empty."""
-    if not ordered:
-        return math.nan
-    position = (len(ordered) - 1) * q / 100
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-
-def _distribution(seconds: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    mean = sum(ordered) / len(ordered) if ordered else math.nan
-    row = {"mean": mean, **{f"p{q}": percentile(ordered, q) for q in PERCENTILES}}
-    row["max"] = ordered[-1] if ordered else math.nan
-    return {name: value * 1000 for name, value in row.items()}
-
-
-def summarize(mode: str, value: float, traces: list[RequestTrace]) -> PointReport:
-    """Percentiles and throughput of one point. TPOT is (end - first) / (tokens - 1) per request;
-    ITL is every gap between chunks of a stream."""
-    good = [t for t in traces if t.error is None]
-    first = min((t.start for t in traces), default=0.0)
-    seconds = max((t.end for t in traces), default=0.0) - first
-    output = sum(t.output_tokens for t in good)
-    given = sum(t.input_tokens for t in good)
-    streamed = [t for t in good if t.arrivals]
-    latencies = {
-        "ttft": _distribution([t.arrivals[0] - t.start for t in streamed]),
-        "itl": _distribution(
-            [b - a for t in streamed for a, b in zip(t.arrivals, t.arrivals[1:], strict=False)]
-        ),
-        "tpot": _distribution(
-            [
-                (t.arrivals[-1] - t.arrivals[0]) / (t.output_tokens - 1)
-                for t in streamed
-                if t.output_tokens > 1
-            ]
-        ),
-        "e2e": _distribution([t.end - t.start for t in good]),
-    }
-    wall = seconds or math.nan
-    details: dict[str, str] = {}
-    for trace in traces:
-        if trace.error is not None and trace.detail:
-            details.setdefault(trace.error, trace.detail)
-    return PointReport(
-        mode=mode,
-        value=value,
-        requests=len(traces),
-        completed=len(good),
-        seconds=seconds,
-        output_tokens=output,
-        input_tokens=given,
-        cached_tokens=sum(t.cached_tokens for t in good),
-        output_throughput=output / wall,
-        total_throughput=(output + given) / wall,
-        request_throughput=len(good) / wall,
-        latencies=latencies,
-        errors=dict(Counter(t.error for t in traces if t.error is not None)),
-        error_details=details,
-    )
+def sparkline(values: Sequence[float], width: int = 16) -> str:
+    """Values as bars of eight heights from 0 to the maximum, averaged to `width` of them."""
+    if not values or max(values) <= 0:
+        return ""
+    width = min(width, len(values))
+    edges = [round(i * len(values) / width) for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges) if b > a]
+    top = max(means)
+    return "".join(_BARS[min(7, int(8 * mean / top))] for mean in means)
 
 
 def report_json(report: BenchReport) -> str:
@@ -91,7 +44,83 @@ def report_json(report: BenchReport) -> str:
             return [clean(v) for v in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(clean(asdict(report)), indent=2)
+    document = clean(asdict(report))
+    assert isinstance(document, dict)
+    points = document["points"]
+    document["points"] = []
+    text = json.dumps(document, indent=2)
+    # Samples have a row per request: a line each would be most of the file.
+    rows = ",\n".join(f"    {json.dumps(point, separators=(',', ':'))}" for point in points)
+    return text.replace('"points": []', f'"points": [\n{rows}\n  ]', 1) if points else text
+
+
+def report_csv(report: BenchReport) -> str:
+    """A row per point."""
+    rows = [
+        {
+            "label": report.label, "mode": p.mode, "value": p.value, "requests": p.requests,
+            "completed": p.completed, "seconds": p.seconds, "input_tokens": p.input_tokens,
+            "output_tokens": p.output_tokens, "cached_tokens": p.cached_tokens,
+            "attainment": p.attainment, **metrics(p),
+        }
+        for p in report.points
+    ]  # fmt: skip
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _notes(report: BenchReport) -> list[str]:
+    details = {kind: text for point in report.points for kind, text in point.error_details.items()}
+    lines = [f"{kind}: {text}" for kind, text in details.items()]
+    for point in report.points:
+        verdict = point.steady.get("verdict")
+        if verdict == "drifting":
+            growth = point.steady.get("drift", 0.0)
+            lines.append(
+                f"{point.value:g}: not steady: latency changes by {growth:+.0%} within the point"
+            )
+        if point.client.saturated:
+            lag = point.client.lag.get("p99", 0.0)
+            lines.append(
+                f"{point.value:g}: the client was saturated: {point.client.cpu:.0%} of a core, "
+                f"{lag:.1f} ms late (p99)"
+            )
+        lines += [
+            f"{point.value:g}: {joules:.1f} J by {source}"
+            + (f", {joules / point.output_tokens:.3f} J per output token"
+               if point.output_tokens else "")
+            for source, joules in point.energy.items()
+        ]  # fmt: skip
+        lines += [f"{point.value:g}: cost {name}: {x:.4f} USD" for name, x in point.cost.items()]
+    if report.search is not None:
+        lines.append(search_line(report))
+    return [*lines, *report.notes]
+
+
+def search_line(report: BenchReport) -> str:
+    """The result of a goodput search as a sentence."""
+    found = report.search
+    assert found is not None
+    wanted = ", ".join(f"{name} <= {most:g} ms" for name, most in report.objectives.items())
+    if found["rate"] is None:
+        return f"goodput: no rate tried meets {wanted} for {found['target']:.0%} of the requests"
+    above = f"; {found['above']:.3g} req/s fails" if found["above"] is not None else ""
+    return (
+        f"goodput: {found['rate']:.3g} req/s is the highest rate found at which "
+        f"{found['target']:.0%} meet {wanted}{above}"
+    )
+
+
+def _value(point: PointReport, which: str, name: str) -> str:
+    low_high = point.intervals.get(name)
+    value = getattr(point, which)
+    if low_high is None or point.interval_method != "repetitions":
+        return f"{value:.1f}"
+    return f"{value:.1f} ± {(low_high[1] - low_high[0]) / 2:.1f}"
 
 
 def render_table(report: BenchReport) -> Table:
@@ -104,27 +133,33 @@ def render_table(report: BenchReport) -> Table:
         f"input {report.input_tokens}, output {report.output_tokens} tokens"
     )
     table = Table(title=Text(title), title_justify="left")
-    open_loop = any(p.mode == "rate" for p in report.points)
-    table.add_column("req/s sent" if open_loop else "streams", justify="right")
+    modes = {p.mode for p in report.points}
+    table.add_column(_MODES[modes.pop()] if len(modes) == 1 else "streams or rate", justify="right")
     for column in ("done", "output tok/s", "total tok/s", "req/s"):
         table.add_column(column, justify="right")
     for column in ("TTFT", "ITL", "TPOT", "E2E"):
         table.add_column(f"{column} ms\np50 / p99", justify="right")
+    if report.objectives:
+        table.add_column("met", justify="right")
+    table.add_column("tok/s over time")
     table.add_column("errors")
-    for point in report.points:
-        cells = [f"{point.value:g}", f"{point.completed}/{point.requests}"]
+    for point in sorted(report.points, key=lambda p: (p.mode, p.value)):
+        cells = [f"{point.value:.4g}", f"{point.completed}/{point.requests}"]
         cells += [
-            f"{x:.1f}"
-            for x in (point.output_throughput, point.total_throughput, point.request_throughput)
+            _value(point, "output_throughput", "output_throughput"),
+            f"{point.total_throughput:.1f}",
+            _value(point, "request_throughput", "request_throughput"),
         ]
         for name in ("ttft", "itl", "tpot", "e2e"):
             row = point.latencies[name]
             cells.append(f"{row['p50']:.1f} / {row['p99']:.1f}")
+        if report.objectives:
+            cells.append("-" if point.attainment is None else f"{point.attainment:.1%}")
+        cells.append(sparkline(point.series.get("output_tokens", ())))
         cells.append(", ".join(f"{n}x {e}" for e, n in point.errors.items()) or "-")
         table.add_row(*map(Text, cells))
-    details = {kind: text for point in report.points for kind, text in point.error_details.items()}
-    if details:
+    if notes := _notes(report):
         # Plain text, so that rich does not interpret a server's message as markup.
-        table.caption = Text("\n".join(f"{kind}: {text}" for kind, text in details.items()))
+        table.caption = Text("\n".join(notes))
         table.caption_justify = "left"
     return table

@@ -1,12 +1,22 @@
-"""`tidemill bench`: load-test an OpenAI-compatible server and report client-side latency."""
+"""`tidemill bench`: load-test a server, compare runs, and draw reports."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from tidemill.base.errors import config_error
-from tidemill.cli.declared import option
+from tidemill.cli.declared import argument, command, option
+
+if TYPE_CHECKING:
+    from tidemill.bench.options import BenchOptions
+    from tidemill.bench.results import BenchReport
+
+_DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
@@ -25,72 +35,207 @@ def _whole(name: str, text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in numbers)
 
 
-def bench(
-    url: str = option("http://127.0.0.1:8000/v1", help="Base URL of the server."),
+def _named(name: str, text: str) -> dict[str, float]:
+    """``ttft=200,tpot=50`` as numbers by name."""
+    try:
+        pairs = [part.split("=") for part in text.split(",") if part.strip()]
+        return {key.strip(): float(value) for key, value in pairs}
+    except ValueError:
+        raise config_error(name, f"--{name} takes NAME=NUMBER,..., got {text!r}") from None
+
+
+def _ramp(text: str) -> tuple[float, float] | None:
+    try:
+        first, last = (float(part) for part in text.split(":")) if text else (0.0, 0.0)
+    except ValueError:
+        raise config_error("ramp", f"--ramp takes FROM:TO in requests/s, got {text!r}") from None
+    return (first, last) if text else None
+
+
+def _extra(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise config_error("extra-body", f"--extra-body takes a JSON object, got {text!r}")
+    return value
+
+
+def measure(
+    address: str | None = argument(None, help="The server's URL."),
+    url: str = option(_DEFAULT_URL, help="The server, where no argument names one."),
     model: str | None = option(None, help="Model name; default: the server's first."),
-    api_key: str | None = option(None, help="Bearer token."),
-    endpoint: str = option("completions", help="completions or chat."),
+    api_key: str | None = option(None, help="Key of the server.", envvar="TIDEMILL_API_KEY"),
+    header: tuple[str, ...] = option((), help="Further header, 'Name: value'; repeatable."),
+    endpoint: str = option(
+        "completions",
+        help="completions, chat, responses, anthropic, ollama, ollama-generate or tgi.",
+    ),
+    extra_body: str = option("", help="JSON object: further members of every request."),
     concurrency: str = option("1", help="Closed loop: parallel streams, comma-separated."),
-    rate: str = option("", help="Open loop: Poisson requests/s, comma-separated."),
+    rate: str = option("", help="Open loop: requests/s, comma-separated."),
+    arrivals: str = option("poisson", help="Open loop: poisson, gamma or constant."),
+    burstiness: float = option(1.0, help="Shape of gamma arrivals; below 1: bursts."),
+    ramp: str = option("", help="Open loop: FROM:TO requests/s, linearly within --duration."),
+    trace: Path | None = option(
+        None, help="Replay a trace: Azure's, BurstGPT's or Mooncake's file."
+    ),
+    trace_speed: str = option("1", help="Speeds of the trace, comma-separated; 2: half the gaps."),
+    max_concurrency: int | None = option(
+        None, help="Open loop: requests in flight at most; latencies include the wait."
+    ),
+    sweep: str | None = option(None, help="Choose points: concurrency or rate."),
+    slo: str = option("", help="Objectives in ms: ttft=200,tpot=50,itl=500,e2e=5000."),
+    goodput: bool = option(False, help="Search the highest rate that meets --slo."),
+    target: float = option(0.99, help="Share of the requests that must meet --slo."),
+    precision: float = option(0.05, help="The search ends when its bounds differ by this share."),
     requests: int | None = option(
         None, help="Requests per point; default: 4 per stream, at least 16."
     ),
+    duration: float | None = option(None, help="Seconds in which a point sends."),
     warmup: int = option(1, help="Requests sent before each point and not counted."),
-    input_tokens: int = option(200, help="Prompt length."),
-    output_tokens: int = option(64, help="Output length."),
+    repeat: int = option(1, help="Measurements of each point; 3 or more give confidence."),
+    steady_only: bool = option(False, help="Count only the part after the warm-up was over."),
+    input_tokens: str = option(
+        "200", help="Prompt length, or uniform:LOW:HIGH, normal:MEAN:SD, lognormal:MEDIAN:SIGMA."
+    ),
+    output_tokens: str = option("64", help="Output length; as --input-tokens."),
     lengths: Path | None = option(None, help="JSONL or CSV file of (input, output) lengths."),
+    max_input: int | None = option(None, help="Cut longer prompts, such as those of a trace."),
+    max_output: int | None = option(None, help="Cut longer answers."),
     token_ids: bool = option(False, help="Send prompts as token ids (exact lengths)."),
     vocab: int = option(1000, help="Token ids are drawn below this."),
     ignore_eos: bool = option(True, help="Ask the server for the full output length."),
     temperature: float = option(0.0, help="Sampling temperature."),
-    shared_prefix: int = option(0, help="Tokens at the start that all prompts share."),
+    shared_prefix: int = option(0, help="Tokens at the start that prompts share."),
+    prefix_groups: int = option(1, help="Number of different shared prefixes."),
+    turns: int = option(1, help="Requests of a conversation; each repeats what was said."),
+    think: float = option(0.0, help="Seconds between an answer and the next turn."),
     seed: int = option(0, help="Seed of prompts and arrivals."),
     timeout: float = option(600.0, help="Seconds one request may take."),
     max_seconds: float = option(1800.0, help="Seconds one point may take."),
+    prices: str = option(
+        "", help="US dollars: input=0.1,cached=0.01,output=0.4 per million tokens, hour=2."
+    ),
+    label: str = option("", help="Name of the run in plots and comparisons."),
     json_file: Path | None = option(None, "--json", help="Also write the report as JSON."),
+    csv_file: Path | None = option(None, "--csv", help="Also write a row per point as CSV."),
 ) -> None:
-    """Measure TTFT, ITL, TPOT, end-to-end latency and throughput of a server."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+    """Measure TTFT, ITL, TPOT, end-to-end latency and throughput of a server.
 
-    from tidemill.bench.load import run_bench
+    Latencies count from the time at which a request was due, so that a late client hides nothing.
+    docs/benchmarking.md says what the figures mean.
+    """
     from tidemill.bench.options import BenchOptions
-    from tidemill.bench.report import render_table, report_json
 
     options = BenchOptions(
-        base_url=url,
+        base_url=address or url,
         model=model,
         api_key=api_key,
+        headers=header,
         endpoint=endpoint,
+        extra=_extra(extra_body),
         concurrency=_whole("concurrency", concurrency),
         rates=_numbers("rate", rate),
+        arrivals=arrivals,
+        burstiness=burstiness,
+        ramp=_ramp(ramp),
+        trace=trace,
+        speeds=_numbers("trace-speed", trace_speed),
+        max_concurrency=max_concurrency,
+        sweep=sweep,
+        objectives=_named("slo", slo),
+        goodput=goodput,
+        target=target,
+        precision=precision,
         requests=requests,
+        duration=duration,
         warmup=warmup,
+        repeat=repeat,
+        steady_only=steady_only,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         lengths_file=lengths,
+        max_input=max_input,
+        max_output=max_output,
         token_ids=token_ids,
         vocab=vocab,
         ignore_eos=ignore_eos,
         temperature=temperature,
         shared_prefix=shared_prefix,
+        prefix_groups=prefix_groups,
+        turns=turns,
+        think=think,
         seed=seed,
         timeout=timeout,
         max_seconds=max_seconds,
+        prices=_named("prices", prices),
+        label=label,
     )
-    stderr = Console(stderr=True)
+    report = _measured(options)
+    _print(report)
+    _write(report, json_file, csv_file)
+    if any(point.completed == 0 for point in report.points):
+        sys.exit(1)
+
+
+def _measured(options: BenchOptions) -> BenchReport:
+    """Run with a progress bar on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from tidemill.bench.load import run_bench
+
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr, transient=True) as bar:
-        tasks: dict[str, object] = {}
+    # Two refreshes a second: the bar is drawn by the process that measures.
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
+    ) as bar:
+        tasks: dict[str, Any] = {}
 
         def progress(label: str, done: int, total: int) -> None:
             if label not in tasks:
-                tasks[label] = bar.add_task(label, total=total)
-            bar.update(tasks[label], completed=done)  # type: ignore[arg-type]
+                tasks[label] = bar.add_task(label, total=total or None)
+            bar.update(tasks[label], completed=done)
 
-        report = run_bench(options, progress)
-    Console(width=None if stderr.is_terminal else 160).print(render_table(report))
+        return run_bench(options, progress)
+
+
+def _print(report: BenchReport) -> None:
+    from rich.console import Console
+
+    from tidemill.bench.report import render_table
+
+    is_terminal = Console(stderr=True).is_terminal
+    Console(width=None if is_terminal else 160).print(render_table(report))
+
+
+def _write(report: BenchReport, json_file: Path | None, csv_file: Path | None) -> None:
+    from tidemill.bench.report import report_csv, report_json
+
     if json_file is not None:
         json_file.write_text(report_json(report) + "\n")
-    if any(point.completed == 0 for point in report.points):
-        sys.exit(1)
+    if csv_file is not None:
+        csv_file.write_text(report_csv(report))
+
+
+class _Bench(click.Group):
+    """`bench URL ...` measures; `bench COMMAND ...` does what the command says."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Without a command's name first, everything belongs to the measurement."""
+        if not args or args[0] not in {*self.commands, "-h", "--help"}:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+bench = _Bench(
+    "bench",
+    help=(
+        "Load-test a server, compare runs and draw reports.\n\n"
+        "`tidemill bench URL` is short for `tidemill bench run URL`, whose --help has the options."
+    ),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+bench.add_command(command("run", measure))
