@@ -25,7 +25,7 @@ class OracleDrafter:
         self._vocab = vocab
         self._new: dict[int, NewSequence] = {}
 
-    def add(self, new: NewSequence) -> None:
+    def add(self, new: NewSequence, cached: int) -> None:
         self._new[new.seq_id] = new
 
     def read(self, seq_id: int, tokens: Int32) -> None:
@@ -69,7 +69,7 @@ class ReplayDrafter:
         self._answers = answers
         self._new: dict[int, NewSequence] = {}
 
-    def add(self, new: NewSequence) -> None:
+    def add(self, new: NewSequence, cached: int) -> None:
         self._new[new.seq_id] = new
 
     def read(self, seq_id: int, tokens: Int32) -> None:

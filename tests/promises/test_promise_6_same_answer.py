@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from helpers.real_server import RealServer
 
+from tidemill.loading import bundled_models
+
 pytestmark = pytest.mark.xdist_group("promises")
 
 COUNT = 64
@@ -125,7 +127,9 @@ def test_speculation_and_a_killed_engine(server: RealServer, alone: list[Answer]
     ]
     expected = _all(server, requests, 1)
     assert server.stats()["drafted_tokens"] == 0
-    with RealServer("--speculate", "lookup", "--threads", "1", "--kv-memory", "64MiB") as other:
+    # Lookup drafts as well, where it finds something.
+    draft = f"draft={bundled_models()['brook'] / 'draft'}"
+    with RealServer("--speculate", draft, "--threads", "1", "--kv-memory", "64MiB") as other:
         _assert_same(_all(other, _requests(), COUNT), alone)
         stats = other.stats()
         assert stats["drafted_tokens"] > stats["drafts_accepted"] > 100

@@ -103,3 +103,19 @@ def test_other_backends_expand_every_weight() -> None:
     wide = memory_needs(config(bundled_models()["brook"], backend="torch", dtype="float32"))
     assert 1.9 * plain.weight_bytes < wide.weight_bytes < 2.1 * plain.weight_bytes
     assert wide.process > plain.process
+
+
+def test_a_draft_model_is_counted() -> None:
+    brook = bundled_models()["brook"]
+    asked = config(brook, speculate=f"draft={brook / 'draft'}")
+    plain, needs = memory_needs(config(brook)), memory_needs(asked)
+    alone = memory_needs(config(brook / "draft"))
+    assert needs.weights == plain.weights | {"draft model": alone.weight_bytes}
+    assert needs.token_bytes == plain.token_bytes + alone.token_bytes
+    worker = load_worker(asked)
+    info = worker.info
+    worker.runner.close()
+    assert 0 <= info.weight_bytes - needs.weight_bytes <= 8192
+    assert info.kv_bytes_per_token == needs.token_bytes
+    assert info.kv_bytes == pytest.approx(info.num_blocks * 32 * needs.token_bytes, rel=0.01)
+    assert info.drafters == ("lookup", "draft") and info.speculation == "auto"

@@ -72,6 +72,15 @@ def _read_isa(value: Any, _: Path) -> str:
     return str(value)
 
 
+def _read_speculate(value: Any, base: Path) -> str:
+    if type(value) is not str:
+        raise ValueError
+    file = read_setting(value).file
+    if kinds.looks_like_path(file):
+        return value.replace(f"={file}", f"={kinds.absolute(file, base)}")
+    return value
+
+
 def _read_packed_cache(value: Any, base: Path) -> str:
     if value in ("auto", "off"):
         return str(value)
@@ -145,5 +154,5 @@ PRICES = Kind(
 )
 LIMITS = Kind("a table of limits (docs/quotas.md)", _read_limits, show=_show_limits)
 ISA = Kind(f"one of {', '.join(ISAS)}", _read_isa)
-SPECULATE = kinds.checked("one of " + ", ".join(map(literal, available())), read_setting)
+SPECULATE = Kind("one of " + ", ".join(map(literal, available())), _read_speculate)
 PACKED_CACHE = Kind('a folder, "auto" or "off"', _read_packed_cache)

@@ -407,8 +407,8 @@ MODEL = (
         *("speculate", checks.SPECULATE),
         "Draft tokens of the output, which the model verifies several in one step; the answers "
         "stay the same. lookup: what followed the latest tokens where they occurred before in "
-        "prompt and output; auto: whatever there is, as measured; off: nothing, unless a request "
-        "says it.",
+        "prompt and output; draft=MODEL: also a smaller model of the same vocabulary; auto: "
+        "whatever there is, as measured; off: nothing, unless a request says it.",
     ),
 )
 

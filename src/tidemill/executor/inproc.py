@@ -40,7 +40,7 @@ class InprocExecutor:
 
     def stop_loading(self) -> None:
         """See Executor."""
-        self._runner.backend.stop_loading()
+        self._runner.stop_loading()
 
     def give_back(self, group: int, blocks: Sequence[int]) -> None:
         """See Executor."""
@@ -52,27 +52,27 @@ class InprocExecutor:
 
     def limit_cache(self, blocks: int) -> None:
         """See Executor."""
-        self._runner.backend.limit_cache(blocks)
+        self._runner.limit_cache(blocks)
 
     def empty_cache(self) -> None:
         """See Executor."""
-        self._runner.backend.empty_cache()
+        self._runner.empty_cache()
 
     def release_weights(self) -> None:
         """See Executor."""
-        self._runner.backend.release_weights()
+        self._runner.release_weights()
 
     def restore_weights(self) -> None:
         """See Executor."""
-        self._runner.backend.restore_weights()
+        self._runner.restore_weights()
 
     def unloaded_bytes(self) -> int:
         """See Executor."""
-        return self._runner.backend.memory().promised_bytes
+        return self._runner.unloaded_bytes()
 
     def progress(self) -> int:
         """See Executor."""
-        return self._runner.backend.progress()
+        return self._runner.progress()
 
     def close(self) -> None:
         """See Executor."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from tidemill.backends.base import BackendFactory
 from tidemill.base.clock import monotonic
@@ -12,13 +12,13 @@ from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import VectorData
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.speculation import OFF, read_setting
+from tidemill.contract.speculation import DRAFT, OFF, read_setting
 from tidemill.contract.wire import EngineInfo
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.kv_check import NARROW, check_kv
 from tidemill.worker.machine import available_memory, total_memory
-from tidemill.worker.needs import needs_of
-from tidemill.worker.opening import open_files, stored_quantization
+from tidemill.worker.needs import DRAFT_PART, needs_of
+from tidemill.worker.opening import Opened, open_files, stored_quantization
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
 from tidemill.worker.sizing import (
@@ -28,6 +28,10 @@ from tidemill.worker.sizing import (
     reserve,
     wanted_len,
 )
+
+if TYPE_CHECKING:
+    from tidemill.worker.speculate.drafter import LoadedDrafter
+    from tidemill.worker.speculate.opening import Draft
 
 Progress = Callable[[str], None]
 
@@ -79,14 +83,17 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     """
     opened = open_files(config)
     files, name, options, tensors = opened.files, opened.backend, opened.options, opened.tensors
+    speculation = read_setting(config.speculate)
     spec, dtype, kv_dtype, threads = files.spec, options.dtype, options.kv_dtype, options.threads
     needs = needs_of(config, opened)
+    draft = _open_drafters(config, opened) if DRAFT in speculation.drafters else None
+    draft_bytes = 0 if draft is None else draft.token_bytes
     if config.device == "cpu":
         check_weights_fit(needs, available_memory(), config.served_name)
         check_cache_setting(config.kv_memory, total_memory())
     # Rejects a context longer than the model's before minutes are spent on loading it.
     if spec.foreign is None:
-        plan_cache(config, spec, kv_dtype, available_memory(), reserve(needs, config))
+        plan_cache(config, spec, kv_dtype, available_memory(), reserve(needs, config), draft_bytes)
     else:
         wanted_len(config, spec)  # the cache size per token is not known yet
     progress(f"loading {config.served_name} ({files.file_bytes / 2**30:.2f} GiB)")
@@ -126,7 +133,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     )
     memory = backend.memory()
     free = available_memory() - memory.mapped_bytes - memory.promised_bytes
-    cache = plan_cache(config, spec, kv_dtype, max(0, free), reserve(needs, config))
+    free -= needs.weights.get(DRAFT_PART, 0)
+    cache = plan_cache(config, spec, kv_dtype, max(0, free), reserve(needs, config), draft_bytes)
     # Elsewhere memory is taken for all blocks at once.
     reserved = cache.reserved_blocks if name == "native" else cache.num_blocks
     backend.allocate_cache(
@@ -136,6 +144,10 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     )
     if reserved > cache.num_blocks:
         backend.limit_cache(cache.num_blocks)
+    drafters: dict[str, LoadedDrafter] = {}
+    if draft is not None:
+        drafters[DRAFT] = _load_draft(draft, opened, reserved, progress)
+        drafters[DRAFT].limit_cache(cache.num_blocks)
     foreign = spec.foreign
     kept = cache.snapshots > 0 or not spec.state_bytes
     prefix_caching = config.prefix_caching and kept and spec.causal
@@ -157,9 +169,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     for note in notes:
         if note not in lost:
             progress(note)
-    hidden, block_bytes = spec.hidden_size, spec.kv_bytes_per_token(kv_dtype) * config.block_size
+    hidden, token_bytes = spec.hidden_size, spec.kv_bytes_per_token(kv_dtype) + draft_bytes
     whole = not spec.causal or (foreign is not None and not foreign.in_pieces)
-    speculation = read_setting(config.speculate)
     identity = f"{weights.hex()} {name} {memory.isa} {dtype} {config.quantize}"
     info = EngineInfo(
         model=config.served_name,
@@ -174,11 +185,13 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         max_model_len=cache.max_model_len,
         block_size=config.block_size,
         num_blocks=cache.num_blocks,
-        kv_bytes_per_token=spec.kv_bytes_per_token(kv_dtype),
-        kv_bytes=memory.kv_bytes - (reserved - cache.num_blocks) * block_bytes,
+        kv_bytes_per_token=token_bytes,
+        kv_bytes=memory.kv_bytes
+        + sum(d.kv_bytes() for d in drafters.values())
+        - (reserved - cache.num_blocks) * token_bytes * config.block_size,
         reserved_blocks=reserved,
         state_bytes=cache.states * spec.state_bytes if foreign is None else 0,
-        weight_bytes=memory.weight_bytes,
+        weight_bytes=memory.weight_bytes + sum(d.weight_bytes() for d in drafters.values()),
         max_num_seqs=cache.max_num_seqs,
         max_step_tokens=max(config.max_step_tokens, cache.max_model_len if whole else 0),
         prefix_caching=prefix_caching,
@@ -202,8 +215,21 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         slots=min(config.max_num_seqs, 64),
         head=head,
         states=cache.max_num_seqs if spec.state_bytes else 0,
+        drafters=drafters,
     )
     return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
+
+
+def _open_drafters(config: EngineConfig, opened: Opened) -> Draft | None:
+    from tidemill.worker.speculate.opening import open_draft
+
+    return open_draft(config, opened)
+
+
+def _load_draft(draft: Draft, target: Opened, blocks: int, progress: Progress) -> LoadedDrafter:
+    from tidemill.worker.speculate.opening import load_draft
+
+    return load_draft(draft, target, blocks, progress)
 
 
 def _made_for(vectors: VectorData) -> list[str]:

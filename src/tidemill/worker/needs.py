@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from tidemill.backends.base import HeldTensor
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.needs import CacheNeeds, MemoryNeeds, ModelFacts
+from tidemill.contract.speculation import DRAFT, read_setting
 from tidemill.models import tensors as names
 from tidemill.models.layers import Attention, Layer, Moe, Recurrent
 from tidemill.models.spec import DecoderSpec
@@ -22,6 +25,8 @@ _FLOAT = 4
 PROCESS_BYTES = 42 * 2**20
 # With torch, and with transformers' model classes.
 _BACKEND_BYTES = {"native": 0, "torch": 260 * 2**20, "transformers": 400 * 2**20}
+# The part of the weights that is another model's.
+DRAFT_PART = "draft model"
 # Of a token's text in the vocabulary's tables, where constraints are compiled.
 _TOKEN_BYTES = 64
 # Tokens whose experts are computed at once (kMoeChunkTokens).
@@ -45,6 +50,31 @@ def memory_needs(config: EngineConfig) -> MemoryNeeds:
 
 def needs_of(config: EngineConfig, opened: Opened) -> MemoryNeeds:
     """As `memory_needs`, of opened files."""
+    needs = _of_model(config, opened)
+    if DRAFT not in read_setting(config.speculate).drafters:
+        return needs
+    from tidemill.worker.speculate.opening import open_draft
+
+    draft = open_draft(config, opened)
+    return needs if draft is None else _with_draft(needs, _of_model(*draft))
+
+
+def _with_draft(needs: MemoryNeeds, draft: MemoryNeeds) -> MemoryNeeds:
+    """What both models need in one process. The draft model's cache holds the same tokens."""
+    return msgspec.structs.replace(
+        needs,
+        files=needs.files + draft.files,
+        weights=needs.weights | {DRAFT_PART: draft.weight_bytes},
+        file_rows=needs.file_rows + draft.file_rows,
+        caches=needs.caches
+        + tuple(msgspec.structs.replace(cache, kind=DRAFT_PART) for cache in draft.caches),
+        tables=needs.tables + draft.tables,
+        step=needs.step + draft.step,
+        sequence=needs.sequence + draft.sequence,
+    )
+
+
+def _of_model(config: EngineConfig, opened: Opened) -> MemoryNeeds:
     spec, options = opened.files.spec, opened.options
     held = opened.held()
     whole = not spec.causal or (spec.foreign is not None and not spec.foreign.in_pieces)

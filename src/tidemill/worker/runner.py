@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,7 @@ from tidemill.worker.pooling import Pooler
 from tidemill.worker.speculate.drafter import NOTHING, Drafted
 
 if TYPE_CHECKING:
+    from tidemill.worker.speculate.drafter import LoadedDrafter
     from tidemill.worker.speculate.speculation import Speculation
 
 MAX_OUTSTANDING = 2
@@ -105,10 +107,17 @@ class Runner:
         slots: sequences there is room for at first.
         states: of a recurrent model, how many sequences may hold states (two each).
         head: the model's classification head; empty without one.
+        drafters: those that hold memory of their own, by name; closed with it.
     """
 
     def __init__(
-        self, backend: Backend, max_len: int, slots: int = 64, states: int = 0, head: Head = ()
+        self,
+        backend: Backend,
+        max_len: int,
+        slots: int = 64,
+        states: int = 0,
+        head: Head = (),
+        drafters: Mapping[str, LoadedDrafter] | None = None,
     ) -> None:
         self.backend = backend
         self._pooler = Pooler(head)
@@ -117,6 +126,7 @@ class Runner:
         layers = len(spec.layers)
         self.inputs = InputBuilder(groups, max_len, size, slots, states, layers)
         self._steps: dict[int, PreparedStep] = {}
+        self._loaded = dict(drafters or {})
         self.speculation: Speculation | None = None  # made when a sequence first has a drafter
 
     def submit(self, plan: StepPlan) -> RunnerHandle:
@@ -143,9 +153,10 @@ class Runner:
         return handle
 
     def _open_speculation(self) -> Speculation:
-        from tidemill.worker.speculate.speculation import Speculation
+        from tidemill.worker.speculate.speculation import DRAFTERS, Speculation
 
-        return Speculation(self.inputs.sequences)
+        loaded = {name: partial(_same, drafter) for name, drafter in self._loaded.items()}
+        return Speculation(self.inputs.sequences, {**DRAFTERS, **loaded})
 
     def pooled(self, step: PreparedStep, outputs: StepOutputs) -> dict[int, bytes]:
         """Pool the step's hidden states; per row index the finished vector, or empty bytes."""
@@ -177,9 +188,51 @@ class Runner:
         for copy in copies:
             self.backend.copy_blocks(copy.group, np.array([[copy.source, copy.target]], np.int32))
 
+    def _everything(self) -> tuple[Backend | LoadedDrafter, ...]:
+        return self.backend, *self._loaded.values()
+
+    def stop_loading(self) -> None:
+        """See executor.base.Executor."""
+        for one in self._everything():
+            one.stop_loading()
+
+    def limit_cache(self, blocks: int) -> None:
+        """See executor.base.Executor."""
+        for one in self._everything():
+            one.limit_cache(blocks)
+
+    def empty_cache(self) -> None:
+        """See executor.base.Executor."""
+        for one in self._everything():
+            one.empty_cache()
+
+    def release_weights(self) -> None:
+        """See executor.base.Executor."""
+        for one in self._everything():
+            one.release_weights()
+
+    def restore_weights(self) -> None:
+        """See executor.base.Executor."""
+        for one in self._everything():
+            one.restore_weights()
+
+    def unloaded_bytes(self) -> int:
+        """See executor.base.Executor."""
+        drafters = sum(drafter.unloaded_bytes() for drafter in self._loaded.values())
+        return self.backend.memory().promised_bytes + drafters
+
+    def progress(self) -> int:
+        """See executor.base.Executor."""
+        return sum(one.progress() for one in self._everything())
+
     def close(self) -> None:
-        """Free the backend."""
-        self.backend.close()
+        """Free the backend, and the drafters that hold memory."""
+        for one in self._everything():
+            one.close()
+
+
+def _same(drafter: LoadedDrafter) -> LoadedDrafter:
+    return drafter
 
 
 def _result(

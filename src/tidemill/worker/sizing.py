@@ -94,7 +94,12 @@ def check_cache_setting(kv_memory: int | None, total: int) -> None:
 
 
 def plan_cache(
-    config: EngineConfig, spec: DecoderSpec, kv_dtype: str, free: int, reserve: int = RESERVE_BYTES
+    config: EngineConfig,
+    spec: DecoderSpec,
+    kv_dtype: str,
+    free: int,
+    reserve: int = RESERVE_BYTES,
+    draft_bytes: int = 0,
 ) -> CachePlan:
     """Size the KV cache.
 
@@ -105,13 +110,14 @@ def plan_cache(
         kv_dtype: element type of the cache.
         free: bytes of memory free now, with the weights loaded.
         reserve: bytes of it that the cache leaves alone.
+        draft_bytes: bytes of a drafter's own cache, per token.
 
     Raises:
         TidemillError: CONFIG when the context asked for exceeds the model's, RESOURCE when it (or
             a single block) does not fit.
     """
     wanted = wanted_len(config, spec)
-    per_token = spec.kv_bytes_per_token(kv_dtype)
+    per_token = spec.kv_bytes_per_token(kv_dtype) + draft_bytes
     per_block = per_token * config.block_size
     if config.kv_memory is not None:
         budget, why = config.kv_memory, "as set by --kv-memory"

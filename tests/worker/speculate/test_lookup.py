@@ -103,7 +103,7 @@ def propose(drafter: LookupDrafter, tokens: list[int], most: int = 16) -> Propos
 
 def test_drafts_grow_with_the_match() -> None:
     drafter, text = LookupDrafter(), list(range(40))
-    drafter.add(new(text))
+    drafter.add(new(text), 0)
     drafter.read(4, np.array(text, np.int32))
     assert propose(drafter, text) == Proposal((), True), "one more token makes a match of one"
     assert propose(drafter, [*text, 5]) == Proposal((), False)
@@ -117,7 +117,7 @@ def test_drafts_grow_with_the_match() -> None:
 def test_the_prediction_is_followed_from_its_beginning_and_found_again() -> None:
     prompt, expected = [1, 2, 3], tuple(range(50, 80))
     drafter = LookupDrafter()
-    drafter.add(new(prompt, expected))
+    drafter.add(new(prompt, expected), 0)
     assert propose(drafter, prompt, 4) == Proposal(expected[:4])
     assert propose(drafter, [*prompt, 50, 51], 4) == Proposal(expected[2:6])
     assert propose(drafter, [*prompt, 50, 51, 9], 4).token_ids == ()

@@ -62,8 +62,9 @@ class Drafter(Protocol):
     """Proposes drafts. What it proposes never changes an answer, so it may be wrong, and may be
     asked again for the same tokens after a step failed."""
 
-    def add(self, new: NewSequence) -> None:
-        """A sequence begins, perhaps again with more known tokens."""
+    def add(self, new: NewSequence, cached: int) -> None:
+        """A sequence begins, perhaps again with more known tokens. The model found its first
+        `cached` tokens in its own cache, so that the drafter may use what it has of them too."""
 
     def read(self, seq_id: int, tokens: Int32) -> None:
         """Read a sequence's known tokens (int32, a view) while a step computes."""
@@ -73,3 +74,38 @@ class Drafter(Protocol):
 
     def forget(self, seq_id: int) -> None:
         """A sequence has ended."""
+
+
+class LoadedDrafter(Drafter, Protocol):
+    """A drafter that holds memory beside the model: weights, and perhaps a cache. What is done to
+    the model's memory is done to it as well (`Backend`'s methods of the same names)."""
+
+    def limit_cache(self, blocks: int) -> None:
+        """Use so many blocks at most."""
+
+    def empty_cache(self) -> None:
+        """Forget what all blocks hold; no sequence is there."""
+
+    def release_weights(self) -> None:
+        """Return the memory of the weights to the system."""
+
+    def restore_weights(self) -> None:
+        """Map the weights again."""
+
+    def stop_loading(self) -> None:
+        """Cancel loading."""
+
+    def weight_bytes(self) -> int:
+        """Bytes of its weights."""
+
+    def kv_bytes(self) -> int:
+        """Bytes of its cache."""
+
+    def unloaded_bytes(self) -> int:
+        """Bytes of weights that are not in memory yet, while they load."""
+
+    def progress(self) -> int:
+        """A counter that advances while it drafts."""
+
+    def close(self) -> None:
+        """Free everything."""

@@ -67,7 +67,7 @@ class LookupDrafter:
     def __init__(self) -> None:
         self._sequences: dict[int, _Sequence] = {}
 
-    def add(self, new: NewSequence) -> None:
+    def add(self, new: NewSequence, cached: int) -> None:
         """See Drafter."""
         self._sequences[new.seq_id] = _Sequence(new)
 

@@ -42,6 +42,7 @@ class Speculation:
         """Forget the sequences that have ended, and learn the plan's new ones."""
         for seq_id in plan.finished:
             self._forget(seq_id)
+        starts = {row.seq_id: row.start for row in plan.rows} if plan.new else {}
         for new in plan.new:
             if new.drafters:
                 self._forget(new.seq_id)
@@ -49,7 +50,7 @@ class Speculation:
                 for name in new.drafters:
                     if name not in self._drafters:
                         self._drafters[name] = self._made_by[name]()
-                    self._drafters[name].add(new)
+                    self._drafters[name].add(new, starts.get(new.seq_id, 0))
 
     def forget_new(self, plan: StepPlan) -> None:
         """Forget the sequences that a failed plan introduced; a later one introduces them again."""

@@ -1,0 +1,113 @@
+"""Drafters that are loaded from files, beside the model that they draft for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import msgspec
+
+from tidemill.backends.base import BackendFactory
+from tidemill.base.errors import TidemillError, config_error
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.speculation import DRAFT, OFF, read_setting
+from tidemill.loading.checkpoint import open_model
+from tidemill.loading.parts import ModelFiles
+from tidemill.worker.opening import Opened, of_files
+from tidemill.worker.packed import kept_weights
+from tidemill.worker.speculate.model import ModelDrafter
+from tidemill.worker.speculate.vocabulary import difference
+
+Progress = Callable[[str], None]
+
+
+class Draft(NamedTuple):
+    """An opened draft model.
+
+    Attributes:
+        config: an engine's of its own.
+        opened: the model.
+    """
+
+    config: EngineConfig
+    opened: Opened
+
+    @property
+    def token_bytes(self) -> int:
+        """KV cache of one token."""
+        return self.opened.files.spec.kv_bytes_per_token(self.opened.options.kv_dtype)
+
+
+def open_draft(config: EngineConfig, target: Opened) -> Draft | None:
+    """Open the draft model of a configuration; None if it has none, or for a target that verifies
+    no drafts.
+
+    Args:
+        config: the target's.
+        target: the model that is drafted for.
+
+    Raises:
+        TidemillError: CONFIG for a model that cannot draft for this one; else as `open_files`.
+    """
+    setting, spec = read_setting(config.speculate), target.files.spec
+    if DRAFT not in setting.drafters or spec.foreign is not None or spec.state_bytes:
+        return None
+    files = open_model(setting.file, target.backend)
+    _check(files, target.files, config.model)
+    own = msgspec.structs.replace(
+        config,
+        model=setting.file,
+        served_name=f"{config.served_name}'s draft model",
+        backend=target.backend,
+        speculate=OFF,
+        max_model_len=min(files.spec.reach.longest, target.options.max_positions),
+        kv_memory=None,
+        kv_reserve=None,
+    )
+    return Draft(own, of_files(own, files))
+
+
+def load_draft(draft: Draft, target: Opened, blocks: int, progress: Progress) -> ModelDrafter:
+    """Load an opened draft model.
+
+    Args:
+        draft: the model.
+        target: the model that is drafted for.
+        blocks: of its KV cache, which holds as many tokens as the target's.
+        progress: called with a line for each stage.
+    """
+    opened = draft.opened
+    files, options, tensors = opened.files, opened.options, opened.tensors
+    progress(f"loading the draft model {files.path.name} ({files.file_bytes / 2**30:.2f} GiB)")
+    packed = kept_weights(
+        draft.config, files, files.digest(), options.threads, tensors.error_note, progress
+    )
+    factory = cast(BackendFactory, opened.module.load)
+    backend = factory(files.spec, tensors, options, packed)
+
+    def loaded(error: TidemillError | None) -> None:
+        tensors.forget()
+        for file in files.files:
+            file.release_pages()
+
+    backend.when_loaded(loaded)
+    backend.allocate_cache((blocks,) * len(files.spec.cache_groups()), unchecked=True)
+    return ModelDrafter(backend, options.max_positions, blocks, target.files.spec.vocab_size)
+
+
+def _check(draft: ModelFiles, target: ModelFiles, name: str) -> None:
+    spec, names = draft.spec, f"{draft.path} cannot draft for {name}"
+    if not spec.generates or not spec.causal:
+        raise config_error("speculate", f"{names}: it does not generate text")
+    if spec.state_bytes or spec.foreign is not None:
+        raise config_error(
+            "speculate",
+            f"{names}: models that keep a state per sequence, and models that transformers runs, "
+            "do not draft",
+        )
+    if found := difference(draft.tokenizer, target.tokenizer):
+        raise config_error(
+            "speculate",
+            f"{names}: their vocabularies differ ({found}); give a smaller model of the same "
+            "family, whose tokenizer is the same",
+        )
