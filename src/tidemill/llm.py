@@ -22,9 +22,9 @@ from tidemill.base.errors import TidemillError, bad_request, config_error
 from tidemill.base.ids import new_id
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.program import OutputProgram
-from tidemill.contract.request import ChoiceOutput, FinishReason, exception_of
+from tidemill.contract.request import AdapterUse, ChoiceOutput, FinishReason, exception_of
 from tidemill.contract.sampling import SamplingParams
-from tidemill.contract.wire import EngineInfo, EngineStats
+from tidemill.contract.wire import AdapterInfo, EngineInfo, EngineStats
 from tidemill.engine.offline import InprocEngine
 from tidemill.generation.choices import ChoiceDelta
 from tidemill.generation.named import INPUT_FIELDS, PROMPT_FIELDS, input_members, prompt_options_of
@@ -42,6 +42,7 @@ from tidemill.generation.vectors import (
 from tidemill.grammar.schema import prepared as prepared_schema
 from tidemill.library.locate import Located, check_runnable, locate
 from tidemill.loading.kind import check_model
+from tidemill.offline.adapters import Asked, OfflineAdapters
 from tidemill.offline.opened_text import OpenedText
 from tidemill.offline.outputs import Completion, RequestOutput, Running, ToolCall
 from tidemill.text.answer import NOTHING, AnswerDelta
@@ -64,6 +65,7 @@ class LLM:
         model: a name of the library (with all that it was created with), a Hugging Face folder, a
             GGUF file, a hub id, or a bundled model's name; None is the bundled model.
         progress: called with one line of text per loading step.
+        adapters: name -> path of adapters to load (see `load_adapter`).
         **settings: fields of `EngineConfig` except ``model`` (``quantize="q8_0"``, ``threads=4``,
             ``kv_memory=2**30``, ...).
 
@@ -76,6 +78,7 @@ class LLM:
         model: str | Path | Located | None = None,
         *,
         progress: Callable[[str], None] = lambda line: None,
+        adapters: Mapping[str, str | Path] | None = None,
         **settings: Any,
     ) -> None:
         found = model if isinstance(model, Located) else locate(model, progress)
@@ -98,9 +101,33 @@ class LLM:
             self.defaults = opened.defaults
             self.preset = opened.preset
             self.chat_side = ChatSide.of(self.tokenizer, self.template, prepared_schema)
+            self._adapters = OfflineAdapters(self._engine)
+            for name, folder in (adapters or {}).items():
+                self._adapters.load(name, folder)
         except BaseException:
             self._engine.close()
             raise
+
+    def load_adapter(self, name: str, path: str | Path, *, pinned: bool = False) -> AdapterInfo:
+        """Load an adapter (a PEFT folder or a GGUF file), after which requests may name it.
+
+        An adapter of the same name is replaced: requests that run finish with the old one.
+
+        Args:
+            name: 1 to 128 letters, digits and ``._-+@/``.
+            path: the folder or file, which stays where it is: it is read again when it has left
+                the memory (`adapter_memory`).
+            pinned: it never leaves the memory.
+
+        Raises:
+            TidemillError: BAD_REQUEST for the name; NOT_FOUND, MODEL_FILE or UNSUPPORTED for the
+                files, naming what is wrong; RESOURCE for memory.
+        """
+        return self._adapters.load(name, path, pinned=pinned)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; requests that run finish with it. Raises NOT_FOUND."""
+        self._adapters.unload(name)
 
     @property
     def _model(self) -> _Model:
@@ -132,6 +159,7 @@ class LLM:
         params: Params = None,
         *,
         program: OutputProgram | None = None,
+        adapter: Asked | Sequence[Asked] = None,
         progress: bool = False,
         **options: Any,
     ) -> list[RequestOutput]:
@@ -142,6 +170,8 @@ class LLM:
             params: one for all prompts, or one per prompt. Unset fields take the values that the
                 model's authors recommend, as over HTTP.
             program: the constraint on every output in the engine's form; excludes the server's.
+            adapter: name of a loaded adapter; several names with their scales, added up; or a list
+                of one per prompt. None: the base model.
             progress: show a progress bar on stderr.
             **options: the server's fields of the same names: one constraint
                 (``response_format``, ``guided_json``, ``guided_regex``, ``guided_choice``,
@@ -161,9 +191,15 @@ class LLM:
             name = next(iter(constraint))
             raise bad_request(name, f"program and {name} exclude each other; give one of them")
         output, texts = OutputRequest.read(constraint), _as_list(prompts)
+        members = input_members(options)
         batch = [
-            self._continuation(prompt, sampling, output, program, input_members(options))
-            for prompt, sampling in zip(texts, self._samplings(texts, params), strict=True)
+            self._continuation(prompt, sampling, output, program, {**members, "adapters": uses})
+            for prompt, sampling, uses in zip(
+                texts,
+                self._samplings(texts, params),
+                self._adapters.per_prompt(adapter, len(texts)),
+                strict=True,
+            )
         ]
         return self._complete(batch, progress=progress)
 
@@ -173,6 +209,7 @@ class LLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        adapter: Asked | Sequence[Asked] = None,
         progress: bool = False,
         **options: Any,
     ) -> list[RequestOutput]:
@@ -180,7 +217,7 @@ class LLM:
 
         Args:
             messages: a conversation (dicts with role and content) or a list of conversations.
-            params, progress: see `generate`.
+            params, adapter, progress: see `generate`.
             tools: the functions that the model may call, in OpenAI's format.
             **options: the server's fields of the same names: ``tool_choice``,
                 ``parallel_tool_calls``, ``response_format`` and the other constraints,
@@ -193,8 +230,13 @@ class LLM:
         conversations: Sequence[Any] = messages if isinstance(first, list | tuple) else [messages]
         samplings = self._samplings(conversations, params)
         batch = [
-            self._conversation(c, sampling, {"tools": tools, **options})
-            for c, sampling in zip(conversations, samplings, strict=True)
+            self._conversation(c, sampling, {"tools": tools, **options}, uses)
+            for c, sampling, uses in zip(
+                conversations,
+                samplings,
+                self._adapters.per_prompt(adapter, len(conversations)),
+                strict=True,
+            )
         ]
         return self._complete(batch, progress=progress)
 
@@ -215,6 +257,8 @@ class LLM:
         self,
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
+        *,
+        adapter: Asked = None,
         **options: Any,
     ) -> Iterator[str]:
         """Generate one answer and yield its text incrementally; closing the iterator cancels it.
@@ -222,16 +266,19 @@ class LLM:
         Args:
             prompt: a text, token ids, or a conversation.
             params: see `generate`; `n` must be 1.
+            adapter: see `generate`; one.
             **options: for a conversation, as in `chat`. Only `stream_parts` yields
                 reasoning and tool calls.
         """
-        parts = self.stream_parts(prompt, params, **options)
+        parts = self.stream_parts(prompt, params, adapter=adapter, **options)
         return (part.content for part in parts if part.content)
 
     def stream_parts(
         self,
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
+        *,
+        adapter: Asked = None,
         **options: Any,
     ) -> Iterator[AnswerDelta]:
         """`stream` with all parts of an answer: reasoning, text, tool calls, and errors of
@@ -240,11 +287,11 @@ class LLM:
         [sampling] = self._samplings([prompt], params)
         conversation = not isinstance(prompt, str) and bool(prompt)
         if conversation and isinstance(prompt[0], Mapping):
-            prepared = self._conversation(prompt, sampling, options)
+            prepared = self._conversation(prompt, sampling, options, self._adapters.uses(adapter))
         else:
             if others := [name for name in options if name not in INPUT_FIELDS]:
                 raise bad_request(others[0], f"{others[0]} is for conversations")
-            members = input_members(options)
+            members = {**input_members(options), "adapters": self._adapters.uses(adapter)}
             prepared = self._continuation(prompt, sampling, OutputRequest(), None, members)
         if sampling.n != 1:
             raise bad_request("n", "stream gives one answer; use generate for several")
@@ -336,7 +383,11 @@ class LLM:
         return run_inline(prepare(self._model, request))
 
     def _conversation(
-        self, messages: Any, sampling: SamplingParams, options: Mapping[str, Any]
+        self,
+        messages: Any,
+        sampling: SamplingParams,
+        options: Mapping[str, Any],
+        adapters: tuple[AdapterUse, ...],
     ) -> Prepared:
         """Prepare a conversation."""
         ours = {*ANSWER_FIELDS, *PROMPT_FIELDS, *INPUT_FIELDS}
@@ -348,6 +399,7 @@ class LLM:
             prompt_options=prompt_options_of(options, kwargs),
             arrival=monotonic(),
             names=Names("messages"),
+            adapters=adapters,
             **input_members(options),
         )
         return run_inline(prepare(self._model, request))

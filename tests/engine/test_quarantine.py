@@ -8,7 +8,7 @@ import msgspec
 from helpers.drive import request
 
 from tidemill.contract.program import FreeText, Grammar, OutputProgram
-from tidemill.contract.request import EngineRequest, Pooling
+from tidemill.contract.request import AdapterUse, EngineRequest, Pooling
 from tidemill.engine.quarantine import QUARANTINE_SECONDS, Quarantine, shared_verdict, traits
 
 
@@ -65,7 +65,7 @@ def test_what_ended_well_is_not_held_but_must_prove_itself_again() -> None:
 
 def test_what_is_no_clients_own_takes_two() -> None:
     for shared in (
-        {"adapter": "x"},
+        {"adapters": (AdapterUse("x", "/x", "d"),)},
         {"pooling": Pooling("mean")},
         {"program": OutputProgram((Grammar("json_object"),))},
     ):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from helpers.drive import request
 
+from tidemill.contract.request import AdapterUse
 from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.engine.suspects import MAX_QUARANTINED, SuspectTracker, fingerprint
 
@@ -147,5 +148,5 @@ def test_keys_fit_their_words() -> None:
 
 def test_the_fingerprint_says_nothing_of_the_prompt() -> None:
     mark = fingerprint(request("a", [1, 2, 3]))
-    other = msgspec.structs.replace(request("a", [1, 2, 3]), adapter="x")
+    other = msgspec.structs.replace(request("a", [1, 2, 3]), adapters=(AdapterUse("x", "/x", "d"),))
     assert len(mark) == 24 and int(mark, 16) >= 0 and mark != fingerprint(other)

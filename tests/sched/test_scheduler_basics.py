@@ -11,7 +11,7 @@ from helpers.fake_backend import expected_tokens, fake_logprob, next_token
 
 from tidemill.base.errors import ErrorKind
 from tidemill.contract.plan import LogitsWanted
-from tidemill.contract.request import EngineRequest, FinishReason
+from tidemill.contract.request import AdapterUse, EngineRequest, FinishReason
 from tidemill.sched.policy import PART_SECONDS
 
 
@@ -330,7 +330,7 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"adapter": "lora"}, "adapter"),
+        ({"adapters": (AdapterUse("a", "/a", "d", invocation=(7, 8)),)}, "adapter"),
         ({"prompt_token_ids": ()}, "prompt"),
         ({"prompt_token_ids": (1, 97)}, "prompt"),
         ({"prompt_token_ids": (1, -1)}, "prompt"),

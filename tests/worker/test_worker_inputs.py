@@ -239,7 +239,6 @@ def _runner() -> Runner:
 
 # A value for every field of a row that no executor computes yet.
 VALUES = {
-    "adapter_slot": 1,
     "embedding_overrides": (EmbeddingOverride(0, b"", b""),),
 }
 # The others. A new field belongs here with a test of what it does, or into UNSUPPORTED.
@@ -249,6 +248,7 @@ COMPUTED = {
     *("layers", "state_from", "fork_of", "snapshots", "logits", "sample", "mask_announced"),
     "draft_token_ids",
     "hidden_states",
+    "adapter_slot",
 }
 
 

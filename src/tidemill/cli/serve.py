@@ -45,6 +45,7 @@ def serve(
     max_num_seqs: int = options.MAX_NUM_SEQS,
     max_step_tokens: int = options.MAX_STEP_TOKENS,
     kv_memory: str | None = options.KV_MEMORY,
+    adapter_memory: str | None = options.ADAPTER_MEMORY,
     threads: int | None = options.THREADS,
     prefix_caching: bool = options.PREFIX_CACHING,
     isa: str | None = options.ISA,

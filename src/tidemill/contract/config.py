@@ -25,6 +25,7 @@ BLOCK_SIZES = (16, 32, 64, 128)
 HIGHEST = {
     "max_model_len": 2**31 - 1,
     "kv_memory": 2**60,
+    "adapter_memory": 2**60,
     "kv_reserve": 2**46,  # less than an address space
     "threads": 1024,
     "max_num_seqs": 2**16,
@@ -53,6 +54,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kv_memory: bytes for the KV cache; None: sized from free memory.
         kv_reserve: bytes that the KV cache can grow to while the engine runs; None: it only shrinks
             and grows back to its first size. Address space is taken for it, no memory.
+        adapter_memory: bytes that adapters (LoRA) may take; those used least recently leave first.
+            None: an eighth of the memory that is free when the first one is loaded.
         threads: compute threads; None: the CPUs this process may use.
         prefix_caching: reuse KV blocks of earlier prompts.
         max_itl_ms: milliseconds between two tokens of a stream that a step may take; None: chosen
@@ -82,6 +85,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: int = 512
     kv_memory: int | None = None
     kv_reserve: int | None = None
+    adapter_memory: int | None = None
     threads: int | None = None
     prefix_caching: bool = True
     isa: str | None = None

@@ -42,7 +42,6 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         banned_until: while fewer than `sampling.min_tokens` tokens are generated, these ids
             (end tokens and stop ids) cannot be sampled.
         program: what the output must obey.
-        adapter: adapter name or None.
         pooling: its vector is returned with the row that computes its last token; it samples
             nothing.
         candidates: above 0 it is a beam: its sampling rows return so many candidates instead of a
@@ -59,7 +58,6 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     sampling: SamplingParams
     banned_until: tuple[int, ...] = ()
     program: OutputProgram = OutputProgram()
-    adapter: str | None = None
     pooling: Pooling | None = None
     candidates: int = 0
     drafters: tuple[str, ...] = ()
@@ -135,7 +133,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         sample: the row's last logits are sampled and the token becomes known.
         mask_announced: sampling waits for `handle.set_mask` of this row, for a mask per position
             that is sampled.
-        adapter_slot: 0 is the base model.
+        adapter_slot: the slot that the row's adapters were loaded into (`Executor.load_adapters`);
+            0: the base model.
         embedding_overrides: see `EmbeddingOverride`.
         hidden_states: names of hidden states to return: ``final`` (behind the last norm), or
             ``layer.N``, the residual stream in front of layer N. Not with `layers`.

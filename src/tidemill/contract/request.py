@@ -56,6 +56,36 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
 POOLINGS = ("last", "mean", "cls")
 
 
+class AdapterUse(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """An adapter that a request is computed with.
+
+    Attributes:
+        name: what messages call it.
+        path: the folder or file that it is read from.
+        digest: hexadecimal, of its content; empty where that is not known yet.
+        scale: its changes times this.
+        nbytes: memory that it takes; 0: not known.
+        pinned: once in memory it stays there.
+        invocation: of an activated LoRA: the tokens from whose last occurrence in the prompt on it
+            applies; before it the model is the base. Empty: it always applies.
+    """
+
+    name: str
+    path: str
+    digest: str = ""
+    scale: float = 1.0
+    nbytes: int = 0
+    pinned: bool = False
+    invocation: tuple[int, ...] = ()
+
+
+def adapters_key(uses: tuple[AdapterUse, ...]) -> str:
+    """Identity of what a request's adapters compute: their digests and scales; empty for none."""
+    return "+".join(
+        use.digest if use.scale == 1.0 else f"{use.digest}*{use.scale!r}" for use in uses
+    )
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request, as sent to the engine once.
 
@@ -72,8 +102,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         place: how many prompts or inputs of the same body stand before it.
         deadline: when the engine ends it, or None.
         cache_salt: separates tenants in the prefix index; equal salts share blocks.
-        adapter: name of a loaded adapter, or None for the base model; until adapters can be loaded
-            (issue 40), the scheduler rejects a name.
+        adapters: whose changes are added up; none: the base model.
         resume: per choice, tokens accepted before an engine death (journal replay).
         tenant: tenants share the engine by weight, independent of how many requests each sends.
         weight: of the tenant; twice the weight is twice the share.
@@ -94,7 +123,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     place: int = 0
     deadline: float | None = None
     cache_salt: str = ""
-    adapter: str | None = None
+    adapters: tuple[AdapterUse, ...] = ()
     resume: tuple[tuple[int, ...], ...] = ()
     tenant: str = ""
     weight: float = 1.0

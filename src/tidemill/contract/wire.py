@@ -19,10 +19,10 @@ import msgspec
 
 from tidemill.base.files import OpenedFile
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
-from tidemill.contract.request import ChoiceOutput, EngineRequest, RequestError
+from tidemill.contract.request import AdapterUse, ChoiceOutput, EngineRequest, RequestError
 from tidemill.contract.speculation import LOOKUP
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 256 * 2**20
 FRAME_BYTES = 2**18
 _LENGTH = struct.Struct("<I")
@@ -180,6 +180,46 @@ class MemoryRequest(msgspec.Struct, frozen=True, tag="memory?"):
 Control = ResizeCache | Sleep | Wake | MemoryRequest
 
 
+class CheckAdapter(msgspec.Struct, frozen=True, tag="adapter?"):
+    """Read an adapter, verify it against the base model and keep it in memory while there is room;
+    answered by `CheckedAdapter`."""
+
+    nonce: int
+    adapter: AdapterUse
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
+    """An adapter is no longer registered: it leaves the memory once no request uses it."""
+
+    digest: str
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A verified adapter.
+
+    Attributes:
+        digest: hexadecimal, of settings and values.
+        rank: the highest.
+        nbytes: memory that it takes.
+        targets: number of tensors that it changes.
+        invocation: see `AdapterUse`.
+    """
+
+    digest: str
+    rank: int = 0
+    nbytes: int = 0
+    targets: int = 0
+    invocation: tuple[int, ...] = ()
+
+
+class CheckedAdapter(msgspec.Struct, frozen=True, tag="adapter"):
+    """Answer to `CheckAdapter`: the adapter, or why it cannot be used."""
+
+    nonce: int
+    adapter: AdapterInfo | None = None
+    error: RequestError | None = None
+
+
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     """A step's outputs for this client's requests; large ones are split over several messages."""
 
@@ -302,8 +342,8 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     error: RequestError | None = None
 
 
-ToEngine = Hello | Submit | Cancel | StatsRequest | Control
-ToClient = Welcome | Refused | Outputs | Stats | Controlled | Fatal
+ToEngine = Hello | Submit | Cancel | StatsRequest | Control | CheckAdapter | DropAdapter
+ToClient = Welcome | Refused | Outputs | Stats | Controlled | CheckedAdapter | Fatal
 
 encoder = msgspec.msgpack.Encoder()
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)

@@ -380,6 +380,11 @@ MODEL = (
     _engine("max_step_tokens", _bounded("max_step_tokens"), "Tokens computed per step."),
     _engine("kv_memory", kinds.size(), "KV cache size, such as 4GiB; default: from free memory."),
     _engine(
+        *("adapter_memory", kinds.size()),
+        "Memory that adapters (LoRA) may take; those used least recently leave first. Default: an "
+        "eighth of what is free when the first one is loaded.",
+    ),
+    _engine(
         *("threads", _bounded("threads")),
         "Compute threads; default: the CPUs this process may use.",
     ),

@@ -15,8 +15,26 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidemill.base.errors import TidemillError
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
-from tidemill.contract.wire import Cancel, EngineInfo, EngineStats, Fatal, Outputs, Stats, Submit
+from tidemill.contract.request import (
+    AdapterUse,
+    ChoiceOutput,
+    EngineRequest,
+    FinishReason,
+    exception_of,
+)
+from tidemill.contract.wire import (
+    AdapterInfo,
+    Cancel,
+    CheckAdapter,
+    CheckedAdapter,
+    DropAdapter,
+    EngineInfo,
+    EngineStats,
+    Fatal,
+    Outputs,
+    Stats,
+    Submit,
+)
 from tidemill.engine.connection import STATS_SECONDS, EngineConnection, unavailable
 from tidemill.engine.streams import Journal, StreamTable, engine_gone
 
@@ -55,6 +73,16 @@ class EngineClient(Protocol):
     ) -> None:
         """Stop a request's choice (None: all); its final output has finish reason `reason`."""
 
+    async def check_adapter(self, use: AdapterUse) -> AdapterInfo:
+        """Verify an adapter against the model, and keep it in memory while there is room.
+
+        Raises:
+            TidemillError: why it cannot be used; UNAVAILABLE if the engine has ended.
+        """
+
+    def drop_adapter(self, digest: str) -> None:
+        """An adapter is not registered any more: it leaves the memory once no request uses it."""
+
     async def stats(self) -> EngineStats:
         """Current statistics. Raises TidemillError UNAVAILABLE if the engine has ended."""
 
@@ -76,6 +104,7 @@ class InprocClient:
         self._loop = asyncio.get_running_loop()
         self._table = StreamTable()
         self._waiting: dict[int, asyncio.Future[EngineStats]] = {}
+        self._checking: dict[int, asyncio.Future[CheckedAdapter]] = {}
         self._nonce = 0
         self._closed = False
         self._id = core.connect(self._sink)
@@ -139,6 +168,22 @@ class InprocClient:
             stats: EngineStats = await future
         return stats
 
+    async def check_adapter(self, use: AdapterUse) -> AdapterInfo:
+        """See EngineClient."""
+        if self.problem is not None:
+            raise unavailable(self.problem)
+        self._nonce += 1
+        future = self._checking[self._nonce] = self._loop.create_future()
+        self._core.check_adapter(self._id, CheckAdapter(self._nonce, use))
+        answer: CheckedAdapter = await future
+        if answer.adapter is None:
+            raise exception_of(answer.error)
+        return answer.adapter
+
+    def drop_adapter(self, digest: str) -> None:
+        """See EngineClient."""
+        self._core.drop_adapter(DropAdapter(digest))
+
     async def close(self) -> None:
         """See EngineClient."""
         self._closed = True
@@ -161,8 +206,13 @@ class InprocClient:
             future = self._waiting.pop(message.nonce, None)
             if future is not None and not future.done():
                 future.set_result(message.stats)
+        elif isinstance(message, CheckedAdapter):
+            self._checking.pop(message.nonce).set_result(message)
         elif isinstance(message, Fatal):
             self._table.fail_all(engine_gone(message.message))
+            for checking in self._checking.values():
+                checking.set_exception(unavailable(message.message))
+            self._checking.clear()
 
 
 class SocketClient:
@@ -224,6 +274,14 @@ class SocketClient:
     async def stats(self) -> EngineStats:
         """See EngineClient."""
         return await self._connection.stats()
+
+    async def check_adapter(self, use: AdapterUse) -> AdapterInfo:
+        """See EngineClient."""
+        return await self._connection.check_adapter(use)
+
+    def drop_adapter(self, digest: str) -> None:
+        """See EngineClient."""
+        self._connection.send(DropAdapter(digest))
 
     async def close(self) -> None:
         """See EngineClient."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
-from tidemill.contract.request import RequestError, exception_of
+from tidemill.contract.request import AdapterUse, RequestError, exception_of
 from tidemill.contract.wire import (
     PROTOCOL_VERSION,
+    AdapterInfo,
+    CheckAdapter,
+    CheckedAdapter,
     Control,
     Controlled,
     EngineInfo,
@@ -32,6 +35,8 @@ from tidemill.contract.wire import (
 )
 
 _log = get_logger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 HANDSHAKE_SECONDS = 10.0
 STATS_SECONDS = 10.0
@@ -70,6 +75,7 @@ class EngineConnection(asyncio.Protocol):
         self._lost: asyncio.Future[None] = loop.create_future()
         self._pending_stats: dict[int, asyncio.Future[EngineStats]] = {}
         self._pending_controls: dict[int, asyncio.Future[EngineMemory]] = {}
+        self._pending_adapters: dict[int, asyncio.Future[AdapterInfo]] = {}
         self._nonce = 0
 
     @classmethod
@@ -167,6 +173,20 @@ class EngineConnection(asyncio.Protocol):
         except TimeoutError:
             raise unavailable(f"the engine did not answer within {CONTROL_SECONDS:g} s") from None
 
+    async def check_adapter(self, use: AdapterUse) -> AdapterInfo:
+        """See `EngineClient.check_adapter`."""
+        if not self.open:
+            raise unavailable(self.reason)
+        self._nonce += 1
+        future: asyncio.Future[AdapterInfo] = asyncio.get_running_loop().create_future()
+        self._pending_adapters[self._nonce] = future
+        self.send(CheckAdapter(self._nonce, use))
+        try:
+            async with asyncio.timeout(CONTROL_SECONDS):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise unavailable(f"the engine did not answer within {CONTROL_SECONDS:g} s") from None
+
     async def close(self, reason: str) -> None:
         """Close the connection after pending writes; `on_lost` is called with `reason`."""
         if self._transport is not None:
@@ -210,6 +230,7 @@ class EngineConnection(asyncio.Protocol):
         pending: list[asyncio.Future[Any]] = [
             *self._pending_stats.values(),
             *self._pending_controls.values(),
+            *self._pending_adapters.values(),
         ]
         for future in pending:
             if not future.done():
@@ -217,6 +238,7 @@ class EngineConnection(asyncio.Protocol):
                 future.exception()
         self._pending_stats.clear()
         self._pending_controls.clear()
+        self._pending_adapters.clear()
         if not self._lost.done():
             self._lost.set_result(None)
         self._on_lost(self.reason)
@@ -229,7 +251,10 @@ class EngineConnection(asyncio.Protocol):
             if future is not None and not future.done():
                 future.set_result(message.stats)
         elif isinstance(message, Controlled):
-            _settle(self._pending_controls.pop(message.nonce, None), message)
+            _settle(self._pending_controls.pop(message.nonce, None), message.memory, message.error)
+        elif isinstance(message, CheckedAdapter):
+            waiting = self._pending_adapters.pop(message.nonce, None)
+            _settle(waiting, message.adapter, message.error)
         elif isinstance(message, Welcome):
             if not self._welcome.done():
                 self._welcome.set_result(message)
@@ -240,11 +265,13 @@ class EngineConnection(asyncio.Protocol):
             self.abort(message.message)
 
 
-def _settle(future: asyncio.Future[EngineMemory] | None, answer: Controlled) -> None:
+def _settle(
+    future: asyncio.Future[_Answer] | None, answer: _Answer | None, error: RequestError | None
+) -> None:
     if future is None or future.done():
         return
-    if answer.memory is not None:
-        future.set_result(answer.memory)
+    if answer is not None:
+        future.set_result(answer)
     else:
-        future.set_exception(exception_of(answer.error))
+        future.set_exception(exception_of(error))
         future.exception()  # marks it as retrieved, if the wait has timed out

@@ -27,8 +27,12 @@ from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
 from tidemill.contract.wire import (
+    AdapterInfo,
+    CheckAdapter,
+    CheckedAdapter,
     Control,
     Controlled,
+    DropAdapter,
     EngineInfo,
     EngineStats,
     Fatal,
@@ -51,6 +55,7 @@ from tidemill.sched.scheduler import Scheduler, rejections
 from tidemill.sched.sequence import Emission
 
 if TYPE_CHECKING:
+    from tidemill.engine.adapters import AdapterGate
     from tidemill.grammar.phases import ProgramState
 
 _log = get_logger(__name__)
@@ -71,7 +76,7 @@ DEPTH = 2
 # the process would abort.
 _running: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 
-Message = Outputs | Stats | Controlled | Fatal
+Message = Outputs | Stats | Controlled | CheckedAdapter | Fatal
 Sink = Callable[[Message], None]
 _Command = Callable[[], list[Emission]]
 
@@ -118,6 +123,9 @@ class EngineCore:
         self._busy = threading.Event()
         self._log: FlightLog | None = None
         self._preparing: set[int] = set()
+        self._adapters: AdapterGate | None = None  # made when an adapter is first asked for
+        self._granted: list[Emission] = []  # of requests whose adapters were loaded, or failed to
+        self._last_step = -1  # submitted
         self._loading = False
         self._watch = FileWatch(info.files)
         self._permanent_error: TidemillError | None = None
@@ -178,6 +186,8 @@ class EngineCore:
                 self._compile(client, request)
             else:
                 self._set_preparing(request, False)
+            if request.adapters and not emissions:
+                emissions = self._acquire_adapters(client, request)
             return emissions
 
         if not self._post(command):
@@ -206,6 +216,34 @@ class EngineCore:
 
         def command() -> list[Emission]:
             self._control.add(message, lambda answer: self._send(client, answer))
+            return []
+
+        self._post(command)
+
+    def check_adapter(self, client: int, message: CheckAdapter) -> None:
+        """Verify an adapter beside the steps; the client receives a `CheckedAdapter` message."""
+
+        def checked(info: AdapterInfo | None, error: TidemillError | None) -> None:
+            told = None
+            if error is not None:
+                told = RequestError(error.kind, error.message, error.param, error.retryable)
+            self._send(client, CheckedAdapter(message.nonce, info, told))
+
+        def command() -> list[Emission]:
+            if self._control.asleep:
+                checked(None, ASLEEP)
+            else:
+                self._gate().check(message.adapter, checked)
+            return []
+
+        self._post(command)
+
+    def drop_adapter(self, message: DropAdapter) -> None:
+        """Forget an adapter once no request uses it."""
+
+        def command() -> list[Emission]:
+            if self._adapters is not None:
+                self._adapters.drop(message.digest)
             return []
 
         self._post(command)
@@ -286,6 +324,8 @@ class EngineCore:
                 _log.exception("unhandled engine error; the engine stops")
                 self._fatal(f"unhandled engine error: {summary(error)}")
         finally:
+            if self._adapters is not None:
+                self._adapters.close()
             self._executor.close()
             self._watch.close()
             if self._grammars is not None:
@@ -317,6 +357,8 @@ class EngineCore:
         self._deliver(emissions)
         self._launch_next()
         emissions = self._commit_oldest()
+        if self._adapters is not None:
+            emissions += self._settle_adapters(self._adapters)
         if self._scheduler.has_work:
             self._pending_outputs = emissions
         else:
@@ -358,8 +400,9 @@ class EngineCore:
                 left = min(until - monotonic(), threading.TIMEOUT_MAX)
                 if left <= 0:
                     return True
-                if self._preparing:
-                    # Compiling a program may take long; it counts as progress, not as a stall.
+                if self._preparing or (self._adapters is not None and self._adapters.loading):
+                    # Compiling a program or loading an adapter may take long; it counts as
+                    # progress, not as a stall.
                     self._turns += 1
                     left = min(left, BEAT_SECONDS)
                 elif asleep:
@@ -450,6 +493,7 @@ class EngineCore:
 
     def _submit(self, plan: StepPlan) -> PlanHandle:
         self._idle_memory.computing()
+        self._last_step = plan.step_id
         handle = self._executor.submit(plan)
         self._give_masks(plan, handle)
         return handle
@@ -560,6 +604,44 @@ class EngineCore:
             tenant=request.tenant,
             wanted=lambda: self._scheduler.is_waiting_for_program(client, request.request_id),
         )
+
+    def _gate(self) -> AdapterGate:
+        if self._adapters is None:
+            from tidemill.engine.adapters import AdapterGate
+
+            def post(call: Callable[[], None]) -> None:
+                def command() -> list[Emission]:
+                    call()
+                    found, self._granted = self._granted, []
+                    return found
+
+                self._post(command)
+
+            self._adapters = AdapterGate(self._executor, post)
+        return self._adapters
+
+    def _acquire_adapters(self, client: int, request: EngineRequest) -> list[Emission]:
+        """Queue a request once its adapters are in memory; until then it waits in the gate."""
+        request_id, scheduler = request.request_id, self._scheduler
+
+        def granted(slot: int, error: TidemillError | None) -> None:
+            self._granted += scheduler.adapters_loaded(client, request_id, slot, error)
+
+        self._gate().acquire(
+            request.adapters, granted, lambda: scheduler.awaits_adapters(client, request_id)
+        )
+        found, self._granted = self._granted, []
+        return found
+
+    def _settle_adapters(self, gate: AdapterGate) -> list[Emission]:
+        """Give back the adapters of ended requests, once no step in flight can name them."""
+        for owner in self._scheduler.ended_with_adapters:
+            if owner.adapter_slot:
+                gate.release(owner.request.adapters, self._last_step)
+        self._scheduler.ended_with_adapters.clear()
+        gate.settle(self._in_flight[0][0].step_id if self._in_flight else None)
+        found, self._granted = self._granted, []
+        return found
 
     def _set_preparing(self, request: EngineRequest, preparing: bool) -> None:
         """Record whether a request is being admitted or its program compiled, outside of steps."""

@@ -7,8 +7,23 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, exception_of
-from tidemill.contract.wire import EngineInfo, EngineStats, Fatal, Outputs
+from tidemill.contract.request import (
+    AdapterUse,
+    ChoiceOutput,
+    EngineRequest,
+    FinishReason,
+    exception_of,
+)
+from tidemill.contract.wire import (
+    AdapterInfo,
+    CheckAdapter,
+    CheckedAdapter,
+    DropAdapter,
+    EngineInfo,
+    EngineStats,
+    Fatal,
+    Outputs,
+)
 from tidemill.engine.core import EngineCore, Message, open_core
 from tidemill.engine.streams import resolve_seed
 
@@ -86,6 +101,29 @@ class InprocEngine:
                 if not open_choices[output.request_id]:
                     del open_choices[output.request_id]
             yield output
+
+    def check_adapter(self, use: AdapterUse) -> AdapterInfo:
+        """Verify an adapter against the model and keep it in memory while there is room.
+
+        Raises:
+            TidemillError: why it cannot be used.
+        """
+        messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        client = self._core.connect(messages.put)
+        try:
+            self._core.check_adapter(client, CheckAdapter(0, use))
+            while not isinstance(message := messages.get(), CheckedAdapter):
+                if isinstance(message, Fatal):
+                    raise TidemillError(ErrorKind.UNAVAILABLE, message.message, retryable=True)
+        finally:
+            self._core.disconnect(client)
+        if message.adapter is None:
+            raise exception_of(message.error)
+        return message.adapter
+
+    def drop_adapter(self, digest: str) -> None:
+        """Forget an adapter once no request uses it."""
+        self._core.drop_adapter(DropAdapter(digest))
 
     def cancel(self, request_id: str, choice: int | None = None, reason: str = "cancelled") -> None:
         """Stop a request's choice (None: all) while `run` is being iterated."""

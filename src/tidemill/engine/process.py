@@ -31,7 +31,9 @@ from tidemill.contract.request import FinishReason, RequestError
 from tidemill.contract.wire import (
     PROTOCOL_VERSION,
     Cancel,
+    CheckAdapter,
     Control,
+    DropAdapter,
     Fatal,
     FrameReader,
     Hello,
@@ -149,6 +151,10 @@ class _Connection(asyncio.Protocol):
             core.request_stats(client, message.nonce)
         elif isinstance(message, Control):
             core.control(client, message)
+        elif isinstance(message, CheckAdapter):
+            core.check_adapter(client, message)
+        elif isinstance(message, DropAdapter):
+            core.drop_adapter(message)
 
     def _handshake(self, hello: Hello) -> None:
         server = self._server

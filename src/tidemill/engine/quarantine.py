@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from tidemill.base.clock import monotonic
 from tidemill.contract.program import Grammar
-from tidemill.contract.request import EngineRequest
+from tidemill.contract.request import EngineRequest, adapters_key
 
 QUARANTINE_SECONDS = 600.0
 
@@ -37,8 +37,8 @@ def traits(request: EngineRequest) -> tuple[Trait, ...]:
             source = f"{phase.kind}\0{phase.source}".encode("utf-8", "surrogatepass")
             label = "grammar" if phase.source else "kind of grammar"
             found.append((label, blake2b(source, digest_size=12).hexdigest()))
-    if request.adapter is not None:
-        found.append(("adapter", request.adapter))
+    if request.adapters:
+        found.append(("adapter", adapters_key(request.adapters)))
     if (pooling := request.pooling) is not None:
         found.append(("pooling", f"{pooling.kind}{' with head' * pooling.head}"))
     return tuple(found)

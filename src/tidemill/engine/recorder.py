@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
 from tidemill.contract.plan import BlockCopy, StepPlan, StepResult
+from tidemill.contract.request import AdapterUse
+from tidemill.contract.wire import AdapterInfo
 from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.executor.base import Executor, PlanHandle
 
@@ -78,6 +80,18 @@ class RecordingExecutor:
     def stop_loading(self) -> None:
         """See Executor."""
         self._executor.stop_loading()
+
+    def adapter_room(self) -> tuple[int, int]:
+        """See Executor."""
+        return self._executor.adapter_room()
+
+    def load_adapters(self, slot: int, uses: tuple[AdapterUse, ...]) -> AdapterInfo:
+        """See Executor."""
+        return self._executor.load_adapters(slot, uses)
+
+    def unload_adapters(self, slot: int) -> None:
+        """See Executor."""
+        self._executor.unload_adapters(slot)
 
     def give_back(self, group: int, blocks: Sequence[int]) -> None:
         """See Executor."""

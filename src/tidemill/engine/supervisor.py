@@ -28,9 +28,17 @@ from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger, summary
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
+from tidemill.contract.request import (
+    AdapterUse,
+    ChoiceOutput,
+    EngineRequest,
+    FinishReason,
+    RequestError,
+)
 from tidemill.contract.wire import (
+    AdapterInfo,
     Cancel,
+    DropAdapter,
     EngineInfo,
     EngineStats,
     Outputs,
@@ -285,6 +293,26 @@ class SupervisedEngine:
             raise unavailable(self._problem)
         self._work.set()
         return await self._connection.stats()
+
+    async def check_adapter(self, use: AdapterUse) -> AdapterInfo:
+        """See EngineClient. Where an engine ends meanwhile, the next one is asked."""
+        while True:
+            connection = self._connection
+            try:
+                if self._problem is not None:
+                    raise unavailable(self._problem)
+                self._work.set()
+                return await connection.check_adapter(use)
+            except TidemillError as error:
+                if self.ended is not None or error.kind is not ErrorKind.UNAVAILABLE:
+                    raise
+                if connection.open and self._problem is None:
+                    raise
+            await asyncio.sleep(TICK_SECONDS)
+
+    def drop_adapter(self, digest: str) -> None:
+        """See EngineClient. Another engine never loads it."""
+        self._connection.send(DropAdapter(digest))
 
     def drain(self, reason: str) -> None:
         """Reject new requests; those in flight continue."""

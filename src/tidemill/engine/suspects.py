@@ -18,7 +18,7 @@ from collections.abc import Container, Iterable
 
 import msgspec
 
-from tidemill.contract.request import EngineRequest
+from tidemill.contract.request import EngineRequest, adapters_key
 
 CRASHES_FOR_SUSPICION = 2
 DEATHS_IN_FLIGHT_FOR_SUSPICION = 4
@@ -38,7 +38,7 @@ def fingerprint(request: EngineRequest) -> str:
         request.prompt_token_ids,
         sampling,
         request.program,
-        request.adapter,
+        adapters_key(request.adapters),
         request.pooling,
     )
     return hashlib.sha256(msgspec.msgpack.encode(parts, order="deterministic")).hexdigest()[:24]

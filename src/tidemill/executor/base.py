@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
 from tidemill.contract.plan import BlockCopy, StepPlan, StepResult
+from tidemill.contract.request import AdapterUse
+from tidemill.contract.wire import AdapterInfo
 
 
 class PlanHandle(Protocol):
@@ -43,6 +45,20 @@ class Executor(Protocol):
 
     def stop_loading(self) -> None:
         """See `backends.base.Backend`."""
+
+    def adapter_room(self) -> tuple[int, int]:
+        """Bytes that adapters may take, and the most slots for them."""
+
+    def load_adapters(self, slot: int, uses: tuple[AdapterUse, ...]) -> AdapterInfo:
+        """Read adapters, verify them and hold the sum of their changes in a free slot (from 1 on).
+        Called on any thread, also while plans are in flight; calls do not overlap.
+
+        Raises TidemillError: NOT_FOUND, MODEL_FILE or UNSUPPORTED for the files, RESOURCE for
+        memory. Then the slot stays free.
+        """
+
+    def unload_adapters(self, slot: int) -> None:
+        """Free a slot, which no plan in flight names."""
 
     def give_back(self, group: int, blocks: Sequence[int]) -> None:
         """Blocks of a cache group, in ascending order, hold nothing: their memory may be returned

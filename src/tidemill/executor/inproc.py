@@ -13,7 +13,8 @@ from tidemill.base.files import opened_files
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import BlockCopy, StepPlan
-from tidemill.contract.wire import EngineInfo
+from tidemill.contract.request import AdapterUse
+from tidemill.contract.wire import AdapterInfo, EngineInfo
 from tidemill.executor.base import Executor, PlanHandle
 
 if TYPE_CHECKING:
@@ -41,6 +42,18 @@ class InprocExecutor:
     def stop_loading(self) -> None:
         """See Executor."""
         self._runner.stop_loading()
+
+    def adapter_room(self) -> tuple[int, int]:
+        """See Executor."""
+        return self._runner.adapters.room()
+
+    def load_adapters(self, slot: int, uses: tuple[AdapterUse, ...]) -> AdapterInfo:
+        """See Executor."""
+        return self._runner.adapters.load(slot, uses)
+
+    def unload_adapters(self, slot: int) -> None:
+        """See Executor."""
+        self._runner.adapters.unload(slot)
 
     def give_back(self, group: int, blocks: Sequence[int]) -> None:
         """See Executor."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tidemill.base.errors import bad_request, unsupported
 from tidemill.contract.program import FreeText, OutputProgram, StopStrings
-from tidemill.contract.request import EngineRequest, Pooling
+from tidemill.contract.request import AdapterUse, EngineRequest, Pooling
 from tidemill.contract.resolve import ContextLengthError, check_prompt, resolve
 from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import Caller
@@ -100,7 +100,7 @@ class Prepared:
             place=prompt,
             max_queue_time=max_queue_time,
             program=self._program(sampling),
-            adapter=request.adapter,
+            adapters=request.adapters,
             speculation=request.speculation,
             prediction=self.prediction,
         )
@@ -123,7 +123,7 @@ def engine_request(
     place: int = 0,
     max_queue_time: float | None = None,
     program: OutputProgram | None = None,
-    adapter: str | None = None,
+    adapters: tuple[AdapterUse, ...] = (),
     pooling: Pooling | None = None,
     speculation: str | None = None,
     prediction: tuple[int, ...] = (),
@@ -137,7 +137,7 @@ def engine_request(
         arrival: seconds of `base.clock.monotonic`.
         place: prompts or inputs of the same request before this one.
         max_queue_time: seconds from `arrival` within which it must start; None: no limit.
-        program, adapter, pooling, speculation, prediction: see `EngineRequest`.
+        program, adapters, pooling, speculation, prediction: see `EngineRequest`.
     """
     return EngineRequest(
         request_id=request_id,
@@ -149,7 +149,7 @@ def engine_request(
         place=place,
         deadline=caller.deadline,
         cache_salt=caller.cache_salt,
-        adapter=adapter,
+        adapters=adapters,
         tenant=caller.client,
         weight=caller.weight,
         start_by=None if max_queue_time is None or caller.background else arrival + max_queue_time,

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tidemill.contract.program import OutputProgram
+from tidemill.contract.request import AdapterUse
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo
 from tidemill.generation.caller import ANONYMOUS, Caller
@@ -141,7 +142,7 @@ class GenerateRequest:
         output: the constraint on the answer, tools, thinking, verbosity.
         prompt_options: how the chat template renders the conversation.
         program: a constraint in the engine's own form; excludes `output.constraint`.
-        adapter: name of a loaded adapter; None: the base model.
+        adapters: whose changes are added up; none: the base model.
         drop_oldest: the oldest messages may be left out where the conversation does not fit.
         clip_max_tokens: an output bound beyond the context means what is left of it.
         texts: tokens by their texts, with what holds of them.
@@ -169,7 +170,7 @@ class GenerateRequest:
     output: OutputRequest = _NO_OUTPUT_REQUEST
     prompt_options: PromptOptions = _NO_PROMPT_OPTIONS
     program: OutputProgram | None = None
-    adapter: str | None = None
+    adapters: tuple[AdapterUse, ...] = ()
     drop_oldest: bool = False
     clip_max_tokens: bool = False
     texts: TokenTexts = NO_TEXTS

@@ -54,7 +54,7 @@ def root_digest(
         salt: separates tenants.
         weights: digest of the loaded weights (quantization included).
         kv_dtype: element type of the cache.
-        adapter: name and digest of the adapter, or None.
+        adapter: identity of the adapters that apply from position 0 on, or None.
     """
     hasher = hashlib.blake2b(digest_size=KEY_BYTES, person=b"tidemill-kv-root")
     parts = (salt.encode(), weights.encode(), kv_dtype.encode(), (adapter or "").encode())

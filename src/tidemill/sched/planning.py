@@ -202,6 +202,7 @@ def _add_row(
             snapshots=tuple((position, slot) for position, (_, slot) in kept.items()),
             logits=logits,
             sample=sample,
+            adapter_slot=seq.owner.slot_at(start),
             mask_announced=masked
             or (sample and seq.constraint is not None and seq.constraint.masked),
             draft_token_ids=drafts,
@@ -261,7 +262,6 @@ def _static_data(seq: Sequence) -> NewSequence:
         sampling=request.sampling,
         banned_until=seq.banned,
         program=request.program,
-        adapter=request.adapter,
         pooling=request.pooling,
         candidates=0 if seq.owner.beams is None else seq.owner.beams.candidates,
         drafters=seq.drafters,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass
 
-from tidemill.base.errors import ErrorKind, TidemillError, bad_request, unsupported
+from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.log import get_logger
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import (
@@ -25,12 +25,14 @@ from tidemill.contract.request import (
     FinishReason,
     Pooling,
     RequestError,
+    adapters_key,
 )
 from tidemill.contract.sampling import MAX_CHOICES
 from tidemill.contract.speculation import AUTO, BY_REQUEST, DRAFTERS, OFF, drafters_of
 from tidemill.contract.wire import EngineStats
 from tidemill.memory.lease import KVMemory
 from tidemill.memory.prefix import root_digest
+from tidemill.sched.adapters import check_adapters, invocation_start
 from tidemill.sched.commit import append_token, commit_row, finish, finish_reason_of
 from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
@@ -38,7 +40,7 @@ from tidemill.sched.memory_pressure import MemoryPressure
 from tidemill.sched.plan_builder import InFlightRow
 from tidemill.sched.planning import build, undo
 from tidemill.sched.policy import Limits, order_key
-from tidemill.sched.sequence import BeamGroup, Emission, RequestState, Sequence
+from tidemill.sched.sequence import ADAPTERS, PROGRAM, BeamGroup, Emission, RequestState, Sequence
 from tidemill.sched.state import State
 
 _log = get_logger(__name__)
@@ -72,6 +74,10 @@ class Scheduler:
         weights_digest, kv_dtype: part of every block's key.
         clock: seconds; requests' deadlines are on it. Nothing in `sched/` reads another clock, so
             that it runs in simulated time as well.
+
+    Attributes:
+        ended_with_adapters: requests with adapters that have ended; whoever counts the adapters'
+            references removes them.
     """
 
     def __init__(
@@ -94,7 +100,8 @@ class Scheduler:
         self._requests: dict[tuple[int, str], RequestState] = {}
         self._in_flight: deque[_InFlightStep] = deque()
         self._deadlines: list[tuple[float, int, bool, RequestState]] = []
-        self._num_awaiting_program = 0
+        self._num_awaiting = 0
+        self.ended_with_adapters: list[RequestState] = []
         self._receipts = 0
         self._next_step = 0
         self._counts = dict.fromkeys(_COUNTERS, 0)
@@ -140,7 +147,7 @@ class Scheduler:
     def is_waiting_for_program(self, client: int, request_id: str) -> bool:
         """True while the request has not ended and waits for `release`; safe from any thread."""
         owner = self._requests.get((client, request_id))
-        return owner is not None and not owner.ready
+        return owner is not None and PROGRAM in owner.awaits
 
     def release(
         self,
@@ -157,24 +164,53 @@ class Scheduler:
             error: why compiling failed; None if it succeeded.
         """
         owner = self._requests.get((client, request_id))
-        if owner is None or owner.ready:
+        if owner is None or PROGRAM not in owner.awaits:
             return []
         if error is not None:
             failure = RequestError(error.kind, error.message, error.param, error.retryable)
             return self._end(client, request_id, None, FinishReason.ERROR, failure)
-        owner.ready, owner.held = True, []
-        self._num_awaiting_program -= 1
         sampling = owner.request.sampling
         emissions = []
         for seq in owner.open_choices:
             seq.constraint = constraints[seq.choice]
             seq.serial = True
             seq.jumps = self.limits.jump_ahead and sampling.logprobs is None and owner.beams is None
-        self._enqueue(owner)
+        self._arrived(owner, PROGRAM)
         for seq in list(owner.open_choices):
             emissions += self._replay(seq)
         self._forget_if_done(owner)
         return emissions
+
+    def adapters_loaded(
+        self, client: int, request_id: str, slot: int, error: TidemillError | None = None
+    ) -> list[Emission]:
+        """Queue a request whose adapters are in memory, or end it with why they cannot be.
+
+        Args:
+            client, request_id: identify the request; see `awaits_adapters`.
+            slot: what its rows name; see `Executor.load_adapters`.
+            error: why loading failed; None if it succeeded.
+        """
+        owner = self._requests[client, request_id]
+        if error is not None:
+            failure = RequestError(error.kind, error.message, error.param, error.retryable)
+            return self._end(client, request_id, None, FinishReason.ERROR, failure)
+        owner.adapter_slot = slot
+        self._arrived(owner, ADAPTERS)
+        return []
+
+    def awaits_adapters(self, client: int, request_id: str) -> bool:
+        """True while the request has not ended and waits for `adapters_loaded`."""
+        owner = self._requests.get((client, request_id))
+        return owner is not None and ADAPTERS in owner.awaits
+
+    def _arrived(self, owner: RequestState, what: str) -> None:
+        """Something that a request waited for is there; the last of it queues the request."""
+        owner.awaits.remove(what)
+        if owner.ready:
+            owner.held = []
+            self._num_awaiting -= 1
+            self._enqueue(owner)
 
     def _replay(self, seq: Sequence) -> list[Emission]:
         """Advance a resumed choice's constraint over the tokens it already has."""
@@ -191,14 +227,13 @@ class Scheduler:
         return [finish(self._state, seq, reason, stop_token=stop)]
 
     def _validate(self, request: EngineRequest) -> None:
-        if request.adapter is not None:
-            raise unsupported("adapter", f"adapter {request.adapter!r} is not loaded")
         sampling = request.sampling.validate(self.limits.vocab_size)
         if sampling.seed is None:
             raise bad_request("seed", "the request reached the engine without a seed")
         prompt = request.prompt_token_ids
         if not prompt:
             raise bad_request("prompt", "the prompt has no tokens; give at least one")
+        check_adapters(request)
         vocab = self.limits.vocab_size
         if vocab is not None and not (min(prompt) >= 0 and max(prompt) < vocab):
             raise bad_request("prompt", f"prompt token ids must be between 0 and {vocab - 1}")
@@ -260,14 +295,20 @@ class Scheduler:
 
     def _open(self, request: EngineRequest, client: int) -> RequestState:
         weights, kv_dtype = self._identity
+        identity, start = adapters_key(request.adapters), invocation_start(request)
         owner = RequestState(
             client=client,
             request=request,
             root=root_digest(
-                salt=request.cache_salt, weights=weights, kv_dtype=kv_dtype, adapter=request.adapter
+                salt=request.cache_salt,
+                weights=weights,
+                kv_dtype=kv_dtype,
+                adapter=None if start else identity or None,
             ),
             received=self._state.clock(),
         )
+        if start:  # before it is invoked an activated adapter's blocks are the base's
+            owner.media, owner.adapter_start = ((start, identity.encode()),), start
         sampling, prompt = request.sampling, request.prompt_token_ids
         if sampling.prompt_logprobs is not None:
             owner.prompt_logprobs = [None] * len(prompt)
@@ -299,11 +340,15 @@ class Scheduler:
             from tidemill.sched import beams  # few requests need it
 
             beams.open_group(self._state, owner)
-        if request.program.free:
+        if not request.program.free:
+            owner.awaits.add(PROGRAM)
+        if request.adapters:
+            owner.awaits.add(ADAPTERS)
+        if owner.ready:
             self._enqueue(owner)
         else:
-            owner.ready, owner.held = False, list(owner.choices)
-            self._num_awaiting_program += 1
+            owner.held = list(owner.choices)
+            self._num_awaiting += 1
         self._requests[owner.key] = owner
         self._state.lines[request.background].tenants.enter(request.tenant, request.weight)
         if request.deadline is not None:
@@ -397,7 +442,9 @@ class Scheduler:
 
     def _forget_if_done(self, owner: RequestState) -> None:
         if not owner.open_choices and self._requests.pop(owner.key, None) is not None:
-            self._num_awaiting_program -= not owner.ready
+            self._num_awaiting -= not owner.ready
+            if owner.request.adapters:
+                self.ended_with_adapters.append(owner)
             for seq in owner.choices:
                 # A request and its choices refer to one another: what they hold would wait for
                 # the garbage collector, while the memory of its grammar is counted.
@@ -542,8 +589,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True if a request has not ended and does not wait for its output program."""
-        return len(self._requests) > self._num_awaiting_program
+        """True if a request has not ended and does not wait for its output program or adapters."""
+        return len(self._requests) > self._num_awaiting
 
     @property
     def has_requests(self) -> bool:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 OrderKey = tuple[int, float, int, int]
 
+PROGRAM, ADAPTERS = "program", "adapters"
+
 
 class Slice(NamedTuple):
     """A chunk computed over several steps, a few layers each: its tokens and the layers planned."""
@@ -53,7 +55,10 @@ class RequestState:
         held: choices that wait for the leader's prompt, to be forked from it.
         prompt_logprobs: index p holds the logprob of prompt token p; None where not computed yet
             (index 0 stays None). Empty if not requested, and once sent.
-        ready: its constraint is compiled, or it has none; until then all its choices are held.
+        awaits: what it waits for, of `PROGRAM` (its constraint is compiled) and `ADAPTERS` (they
+            are in memory); until then all its choices are held.
+        adapter_slot: where its adapters are; 0: it has none.
+        adapter_start: position from which they apply.
         cached_tokens: prompt tokens found in the prefix cache at the leader's first admission.
         beams: of a beam search; `choices` are then the sequences of its beams.
         compute_seconds: time of its share of the steps, since a choice ended last.
@@ -67,10 +72,21 @@ class RequestState:
     choices: list[Sequence] = field(default_factory=list)
     held: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    ready: bool = True
+    awaits: set[str] = field(default_factory=set)
+    adapter_slot: int = 0
+    adapter_start: int = 0
     cached_tokens: int | None = None
     beams: BeamGroup | None = None
     compute_seconds: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """It waits for nothing that is made outside of steps."""
+        return not self.awaits
+
+    def slot_at(self, position: int) -> int:
+        """The slot of the adapters that apply at a position; 0: the base model."""
+        return self.adapter_slot if position >= self.adapter_start else 0
 
     def take_compute(self) -> float:
         """Its share of the steps' time that no ended choice has been told."""

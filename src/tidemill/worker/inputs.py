@@ -34,7 +34,6 @@ _LOGITS = {
 # Row fields that are not computed yet: field -> its name in error messages. Whoever builds the
 # capability deletes the line.
 UNSUPPORTED = {
-    "adapter_slot": "adapters",  # issue 40
     "embedding_overrides": "embedding overrides",  # issue 40, prompt adapters; later images
 }
 
@@ -154,6 +153,9 @@ class InputBuilder:
         if poolings:
             inputs.hidden = self._hidden(slots, starts, ends, poolings)
         request_hidden(inputs, rows, self._layers)
+        if any(row.adapter_slot for row in rows):
+            slots_of = (row.adapter_slot - 1 for row in rows)
+            inputs.adapters = np.fromiter(slots_of, np.int32, len(rows))
         inputs.second = self._second(slots)
         return PreparedStep(
             plan, inputs, rows, refused, slots, ends, sampling, blocks_before, poolings

@@ -15,6 +15,7 @@ from tidemill.contract.config import EngineConfig
 from tidemill.contract.speculation import DRAFT, OFF, read_setting
 from tidemill.contract.wire import EngineInfo
 from tidemill.models.spec import DecoderSpec
+from tidemill.worker.adapters import AdapterLoader
 from tidemill.worker.kv_check import NARROW, check_kv
 from tidemill.worker.machine import available_memory, total_memory
 from tidemill.worker.needs import DRAFT_PART, needs_of
@@ -216,6 +217,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         head=head,
         states=cache.max_num_seqs if spec.state_bytes else 0,
         drafters=drafters,
+        adapters=AdapterLoader(backend, config),
     )
     return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
 

@@ -17,6 +17,7 @@ from tidemill.backends.base import (
     StepHandle,
     StepOutputs,
 )
+from tidemill.base.errors import unsupported
 from tidemill.contract.plan import (
     BlockCopy,
     Candidate,
@@ -33,6 +34,7 @@ from tidemill.worker.pooling import Pooler
 from tidemill.worker.speculate.drafter import NOTHING, Drafted
 
 if TYPE_CHECKING:
+    from tidemill.worker.adapters import AdapterLoader
     from tidemill.worker.speculate.drafter import LoadedDrafter
     from tidemill.worker.speculate.speculation import Speculation
 
@@ -108,6 +110,7 @@ class Runner:
         states: of a recurrent model, how many sequences may hold states (two each).
         head: the model's classification head; empty without one.
         drafters: those that hold memory of their own, by name; closed with it.
+        adapters: reads adapters of the model; None: it has none.
     """
 
     def __init__(
@@ -118,8 +121,10 @@ class Runner:
         states: int = 0,
         head: Head = (),
         drafters: Mapping[str, LoadedDrafter] | None = None,
+        adapters: AdapterLoader | None = None,
     ) -> None:
         self.backend = backend
+        self._adapters = adapters
         self._pooler = Pooler(head)
         groups = len(backend.spec.cache_groups())
         spec, size = backend.spec, backend.options.block_size
@@ -224,6 +229,13 @@ class Runner:
     def progress(self) -> int:
         """See executor.base.Executor."""
         return sum(one.progress() for one in self._everything())
+
+    @property
+    def adapters(self) -> AdapterLoader:
+        """Loads adapters into the backend. Raises UNSUPPORTED where there are none."""
+        if self._adapters is None:
+            raise unsupported("adapter", "this executor has no adapters")
+        return self._adapters
 
     def close(self) -> None:
         """Free the backend, and the drafters that hold memory."""

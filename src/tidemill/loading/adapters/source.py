@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from tidemill.base.errors import TidemillError, model_file_error, unsupported
+from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
 from tidemill.loading.adapters.base import Changes
 from tidemill.loading.adapters.gguf import read_gguf
 from tidemill.loading.adapters.peft import CONFIG, PICKLED, WEIGHTS, read_peft
@@ -38,6 +38,10 @@ def open_adapter(path: Path, base: ModelFiles) -> Adapter:
         return _open_folder(path, base, family)
     if path.suffix == ".gguf":
         return _open_gguf(path, base, family)
+    if not path.exists():
+        raise TidemillError(
+            ErrorKind.NOT_FOUND, f"the adapter {path} does not exist", param="adapter"
+        )
     raise model_file_error(
         f"{path}: an adapter is a folder with {CONFIG}, or a file whose name ends in .gguf"
     )

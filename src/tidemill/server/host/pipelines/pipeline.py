@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.base.clock import monotonic
-from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.errors import ErrorKind, TidemillError, unsupported
 from tidemill.base.log import get_logger
 from tidemill.base.tokenizer_data import TokenizerData
-from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
-from tidemill.contract.wire import EngineInfo, EngineStats
+from tidemill.contract.request import AdapterUse, ChoiceOutput, EngineRequest, FinishReason
+from tidemill.contract.wire import AdapterInfo, EngineInfo, EngineStats
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.admission.options import AdmissionOptions
 from tidemill.server.admission.shared import SharedBounds
@@ -346,6 +346,13 @@ class _NoEngine:
         self, request_id: str, choice: int | None = None, reason: str = FinishReason.CANCELLED
     ) -> None:
         """There is nothing to cancel."""
+
+    async def check_adapter(self, use: AdapterUse) -> AdapterInfo:
+        """A pipeline has none: UNSUPPORTED."""
+        raise unsupported("lora_name", "a pipeline takes no adapters: its models do")
+
+    def drop_adapter(self, digest: str) -> None:
+        """There is nothing to drop."""
 
     async def stats(self) -> EngineStats:
         """Nothing."""

@@ -89,7 +89,7 @@ def _beyond(asked: GenerateRequest) -> Iterator[str]:
         yield "ban_eos_token"
     if asked.texts.banned:
         yield "bad_words"
-    if asked.adapter is not None:
+    if asked.adapters:
         yield "adapter"
     if asked.program is not None:
         yield "program"
