@@ -34,6 +34,7 @@ _OF_A_SERVER = frozenset(
             "database",
             "database_outage",
             "content",
+            "recent_requests",
             "api_key",
             "api_keys",
             "require_keys",

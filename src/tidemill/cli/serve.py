@@ -66,6 +66,7 @@ def serve(
     database: str | None = options.SERVER["database"],
     database_outage: str = options.SERVER["database_outage"],
     content: str = options.SERVER["content"],
+    recent_requests: int = options.SERVER["recent_requests"],
     api_key: tuple[str, ...] = locks.API_KEY,
     api_keys: Path | None = locks.API_KEYS,
     require_keys: bool = locks.REQUIRE_KEYS,

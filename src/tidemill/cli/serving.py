@@ -124,6 +124,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         prices=deployment.prices,
         quotas=deployment.quotas,
         database_outage=server.database_outage,
+        recent_requests=server.recent_requests,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -45,6 +46,27 @@ class Period(StrEnum):
     CONCURRENT = "concurrent"  # in flight
     DAY = "day"  # of UTC
     MONTH = "month"  # of UTC
+
+
+class QuotaView(NamedTuple):
+    """What a request took of one limit.
+
+    Attributes:
+        level, subject: whose limit, by name.
+        measure, unit: its name, and what it counts.
+        amount, reserved, remaining: of that; `remaining` after the reservation. Of a soft limit
+            `remaining` may be 0: it refuses nothing.
+        soft: see above.
+    """
+
+    level: str
+    subject: str
+    measure: str
+    unit: str
+    amount: int
+    reserved: int
+    remaining: int
+    soft: bool
 
 
 class Measure(msgspec.Struct, frozen=True):

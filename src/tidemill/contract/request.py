@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.history import ChoiceHistory
 from tidemill.contract.program import OutputProgram
 from tidemill.contract.sampling import SamplingParams
 
@@ -112,6 +113,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         prediction: tokens that the output is expected to have; drafts are taken from them as well.
         background: it may use only what no other request wants (`sched.planning`); tenants share
             that among their background requests alone.
+        explain: what happens to it is told with its last outputs (`contract.history`).
     """
 
     request_id: str
@@ -132,6 +134,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     background: bool = False
     speculation: str | None = None
     prediction: tuple[int, ...] = ()
+    explain: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -218,6 +221,8 @@ class ChoiceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
         pooled: float32, little endian: the vector of a request with `pooling`, in its only message.
         drafted, drafts_accepted: drafts that were verified since the last output, and those of them
             that became tokens of the choice.
+        scheduled: in a request's first message: when its prompt was begun to be computed.
+        history: in the choice's last message, where the request asks for it.
     """
 
     request_id: str
@@ -233,3 +238,5 @@ class ChoiceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     pooled: bytes = b""
     drafted: int = 0
     drafts_accepted: int = 0
+    scheduled: float = 0.0
+    history: ChoiceHistory | None = None

@@ -32,6 +32,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
         database: as typed; it may hold a password. None: the default.
         database_outage: seconds; infinite for ever.
         content: ``memory`` or ``database``.
+        recent_requests: 0: none are kept.
     """
 
     host: str
@@ -47,6 +48,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
     database: str | None = None
     database_outage: float = 3600.0
     content: str = "memory"
+    recent_requests: int = 512
 
 
 class ModelSettings(msgspec.Struct, frozen=True):

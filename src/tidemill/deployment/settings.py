@@ -151,6 +151,11 @@ SERVER = (
         "survive a restart (docs/content.md).",
         Apply.SERVER,
     ),
+    Setting(
+        *("recent_requests", kinds.integer(0, 100_000), 512),
+        "How many of the latest requests can be explained (tidemill explain); 0: none.",
+        Apply.SERVER,
+    ),
 )
 
 ADMISSION = (

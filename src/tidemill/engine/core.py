@@ -504,11 +504,14 @@ class EngineCore:
         if not waiting:
             return
         assert self._grammars is not None
+        begun = monotonic()
         states = {i: self._scheduler.constraint(plan.rows[i].seq_id) for i in waiting}
         give_masks(
             plan, handle, cast("dict[int, ProgramState]", states), self._grammars,
             self.info.vocab_size,
         )  # fmt: skip
+        if self._scheduler.explains:
+            self._scheduler.note_masks({plan.rows[i].seq_id for i in waiting}, monotonic() - begun)
 
     def _failed(self, error: Exception, unsent: StepPlan | None = None) -> list[Emission]:
         """Recover from a failed step: end the rows that cause the failure, compute the others.
@@ -596,7 +599,7 @@ class EngineCore:
             done([], unsupported("program", "constrained output needs a tokenizer vocabulary"))
             return
         ends = sorted(self._scheduler.end_tokens(request))
-        self._grammars.compile_later(
+        known = self._grammars.compile_later(
             request.program,
             ends,
             request.sampling.width,
@@ -604,6 +607,8 @@ class EngineCore:
             tenant=request.tenant,
             wanted=lambda: self._scheduler.is_waiting_for_program(client, request.request_id),
         )
+        if request.explain:
+            self._scheduler.note_grammar(client, request.request_id, known=known)
 
     def _gate(self) -> AdapterGate:
         if self._adapters is None:

@@ -19,6 +19,7 @@ from tidemill.contract.request import (
     TokenLogprob,
 )
 from tidemill.contract.wire import EngineStats, Outputs
+from tidemill.telemetry.facts import StreamFacts
 
 
 class Journal:
@@ -148,10 +149,15 @@ class Stream:
     """Outputs of one request, as an async iterator that ends after every choice's final output.
 
     Used from the client's event loop only.
+
+    Attributes:
+        journal: from which another engine resumes it.
+        facts: when its outputs came, where the request is to be explained.
     """
 
     def __init__(self, request: EngineRequest) -> None:
         self.journal = Journal(request)
+        self.facts = StreamFacts() if request.explain else None
         self._ready: deque[ChoiceOutput] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._done = False
@@ -250,6 +256,8 @@ class StreamTable:
         """The request to send for a stream; its outputs will be delivered to the stream."""
         self.recall(stream)
         stream.journal.begin_life()
+        if stream.facts is not None:
+            stream.facts.sent(monotonic())
         request = stream.journal.replay()
         self._sent[request.request_id] = stream
         return request
@@ -257,6 +265,13 @@ class StreamTable:
     def recall(self, stream: Stream) -> bool:
         """Ignore further outputs for the stream's request; False if it was not sent."""
         return self._sent.pop(stream.journal.wire_id, None) is not None
+
+    def lost(self, cause: str) -> None:
+        """The engine of all requests sent has ended; they will be sent to another."""
+        now = monotonic()
+        for stream in self._sent.values():
+            if stream.facts is not None:
+                stream.facts.lost(now, cause)
 
     def is_sent(self, stream: Stream) -> bool:
         """True if the stream's request was sent to an engine."""
@@ -281,9 +296,15 @@ class StreamTable:
             self.stats = message.stats
             if self.on_stats is not None:
                 self.on_stats(message.stats)
+        now = 0.0
         for output in message.outputs:
             stream = self._sent.get(output.request_id)
-            if stream is not None and stream.push(output):
+            if stream is None:
+                continue
+            if stream.facts is not None:
+                now = now or monotonic()
+                stream.facts.output(output, now, self.stats)
+            if stream.push(output):
                 self.forget(stream.journal.request.request_id)
 
     def streams(self) -> list[Stream]:

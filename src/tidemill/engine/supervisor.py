@@ -455,6 +455,7 @@ class SupervisedEngine:
         what = f"has made no progress for {timeout:g} s" if cause == "stall" else "has ended"
         self._problem = f"the engine process {what} and is being replaced"
         self._connection.abort(self._problem)
+        self._table.lost(cause)
         code = await self._end_process(kill=cause == "stall")
         in_flight = self._table.num_sent
         self._last_end = what if cause == "stall" else ending(code)

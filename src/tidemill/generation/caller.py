@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from tidemill.contract.quotas import QuotaView
+
 
 class Reservation(Protocol):
     """What a request holds of its caller's quotas; ends exactly once."""
+
+    def taken(self) -> tuple[QuotaView, ...]:
+        """What it took of each limit, asked right after it was reserved."""
 
     def progress(self, tokens: int) -> None:
         """So many more tokens were generated."""
@@ -37,6 +42,10 @@ class Quota(Protocol):
 
 class Unlimited:
     """The reservation where nothing is limited."""
+
+    def taken(self) -> tuple[QuotaView, ...]:
+        """Nothing."""
+        return ()
 
     def progress(self, tokens: int) -> None:
         """Nothing to charge."""

@@ -83,7 +83,12 @@ class Prepared:
         return rules.program
 
     def engine_request(
-        self, prompt: int, request_id: str, *, max_queue_time: float | None = None
+        self,
+        prompt: int,
+        request_id: str,
+        *,
+        max_queue_time: float | None = None,
+        explain: bool = False,
     ) -> EngineRequest:
         """The request to the engine for one of the prompts."""
         request, sampling = self.request, self.sampling[prompt]
@@ -103,6 +108,7 @@ class Prepared:
             adapters=request.adapters,
             speculation=request.speculation,
             prediction=self.prediction,
+            explain=explain,
         )
 
 
@@ -127,6 +133,7 @@ def engine_request(
     pooling: Pooling | None = None,
     speculation: str | None = None,
     prediction: tuple[int, ...] = (),
+    explain: bool = False,
 ) -> EngineRequest:
     """A request to the engine.
 
@@ -137,7 +144,7 @@ def engine_request(
         arrival: seconds of `base.clock.monotonic`.
         place: prompts or inputs of the same request before this one.
         max_queue_time: seconds from `arrival` within which it must start; None: no limit.
-        program, adapters, pooling, speculation, prediction: see `EngineRequest`.
+        program, adapters, pooling, speculation, prediction, explain: see `EngineRequest`.
     """
     return EngineRequest(
         request_id=request_id,
@@ -157,6 +164,7 @@ def engine_request(
         background=caller.background,
         speculation=speculation,
         prediction=prediction,
+        explain=explain,
     )
 
 

@@ -58,7 +58,12 @@ class PreparedInputs:
         return sum(len(i.token_ids) for i in self.inputs)
 
     def engine_request(
-        self, place: int, request_id: str, *, max_queue_time: float | None = None
+        self,
+        place: int,
+        request_id: str,
+        *,
+        max_queue_time: float | None = None,
+        explain: bool = False,
     ) -> EngineRequest:
         """The request to the engine for one of the inputs."""
         item = self.inputs[place]
@@ -71,6 +76,7 @@ class PreparedInputs:
             place=place,
             max_queue_time=max_queue_time,
             pooling=pooling_of(item, self.pooling),
+            explain=explain,
         )
 
 

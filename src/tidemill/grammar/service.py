@@ -78,7 +78,7 @@ class GrammarService:
         *,
         tenant: str = "",
         wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
+    ) -> bool:
         """Compile a program in a thread, which calls `done` with a state per choice, or with the
         error that names the field.
 
@@ -90,6 +90,9 @@ class GrammarService:
             tenant: the request's tenant; tenants are served round-robin.
             wanted: called right before compiling: whether the request is still active. If it is
                 not, `done` is called with no states and no error.
+
+        Returns:
+            Whether it was compiled before, and only has to be started.
         """
         self._used = True
 
@@ -99,8 +102,10 @@ class GrammarService:
             else:
                 done([], None)
 
-        lane = self._known if self._is_known(program) else self._new
+        known = self._is_known(program)
+        lane = self._known if known else self._new
         lane.submit(tenant, job)
+        return known
 
     def _is_known(self, program: OutputProgram) -> bool:
         compiler = self._compiler

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tidemill.contract.plan import BlockCopy
+from tidemill.memory.evicted import Evicted
 from tidemill.memory.pool import BlockPool
 from tidemill.memory.prefix import BlockKey, Media, PrefixIndex, pack
 from tidemill.memory.snapshots import SnapshotIndex
@@ -60,6 +61,7 @@ class KVMemory:
 
     Attributes:
         snapshots: index of the stored snapshots; None without recurrence or prefix caching.
+        evicted: which blocks were forgotten lately; None until somebody wants to know.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class KVMemory:
             BlockPool(count, partial(self._forget, index))
             for count, index in zip(num_blocks, self.indices, strict=True)
         )
+        self.evicted: Evicted | None = None
         self._leases: dict[int, Lease] = {}
         # When the pools' periods ended, from the oldest on that is not yet too long ago.
         self._periods: deque[float] = deque()
@@ -89,6 +92,13 @@ class KVMemory:
         key = index.forget(block)
         if key is not None and self.snapshots is not None:
             self.snapshots.forget(key)
+        if key is not None and self.evicted is not None:
+            self.evicted.add(key.digest)
+
+    def remember_evictions(self) -> None:
+        """From now on `evicted` knows the blocks that are forgotten."""
+        if self.evicted is None and self.prefix_caching:
+            self.evicted = Evicted()
 
     @property
     def num_groups(self) -> int:
@@ -182,6 +192,16 @@ class KVMemory:
             return None
         blocks = self._blocks_under(found[0])
         return None if blocks is None else PartialMatch(blocks, found[1])
+
+    def alike(self, parent: bytes, token_ids: Sequence[int], media: Media = ()) -> int:
+        """How many of the tokens after `parent` some cached block begins with; see
+        `partial_match`, which leaves out what is not worth a copy."""
+        found = self.indices[0].partial_match(parent, pack(token_ids), media)
+        return 0 if found is None else found[1]
+
+    def has_after(self, parent: bytes) -> bool:
+        """Some cached block follows the one with this digest."""
+        return self.indices[0].has_after(parent)
 
     def num_reclaimed(self, found: Sequence[tuple[int, ...]]) -> int:
         """How many free blocks per group taking `found` into use would consume, at most."""

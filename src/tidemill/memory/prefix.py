@@ -152,6 +152,10 @@ class PrefixIndex:
                 best = key, count
         return best
 
+    def has_after(self, parent: bytes) -> bool:
+        """Some block follows the one with this digest (or the root)."""
+        return parent in self._after
+
     def add(self, key: BlockKey, block: int) -> bool:
         """Make a block findable; False if this content (or this block) already is."""
         if key.digest in self._blocks or block in self._keys:

@@ -9,10 +9,11 @@ Background sequences come last: they take what the others leave of memory and of
 
 from __future__ import annotations
 
+from tidemill.contract.history import PreemptionCause, PromptChunk
 from tidemill.contract.plan import LogitsWanted, NewSequence, Row
 from tidemill.contract.request import Status
 from tidemill.memory.lease import Growth, PartialMatch
-from tidemill.sched import snapshots, speculation
+from tidemill.sched import misses, snapshots, speculation
 from tidemill.sched.cost import Load
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
 from tidemill.sched.policy import (
@@ -142,7 +143,7 @@ def _plan_running(
         if victim is None:
             builder.tried.add(seq.seq_id)
             return False
-        state.preempt(victim)
+        state.preempt(victim, PreemptionCause.GROWTH, seq.owner.request.request_id)
         builder.preempted = True
     drafts: tuple[int, ...] = ()
     masked = False
@@ -301,7 +302,10 @@ def _prefill(
             if chunk.tokens == 0:
                 return
             promised = _blocks_promised(state, seq)
+            note = _chunk_of(state, builder, step_budget, seq, seq.planned, chunk)
             if _plan_running(state, builder, seq, chunk, last_step):
+                if note is not None and seq.history is not None:
+                    seq.history.planned(note)
                 tenants.record_turn(seq.owner.request.tenant)
             reserved -= promised - _blocks_promised(state, seq)
             # No sequence is admitted into blocks that a preemption of this step has freed.
@@ -320,9 +324,32 @@ def _prefill(
         chunk = step_budget.chunk(seq, start)
         if chunk.tokens == 0:
             return
+        note = _chunk_of(state, builder, step_budget, seq, start, chunk)
+        if seq.history is not None and note is not None:
+            if seq.lease is None and seq.history.prefix is None:
+                seq.history.prefix = misses.look(state, seq, len(found), partial_match)
+            seq.history.planned(note)
         _admit(state, builder, seq, found, partial_match, start, chunk)
         tenants.record_turn(seq.owner.request.tenant)
         reserved += _blocks_promised(state, seq) + _for_beams(seq)
+
+
+def _chunk_of(
+    state: State,
+    builder: PlanBuilder,
+    step_budget: StepBudget,
+    seq: Sequence,
+    start: int,
+    chunk: Chunk,
+) -> PromptChunk | None:
+    """A chunk that is about to be planned, as it is told; None where nobody asks."""
+    if seq.history is None:
+        return None
+    limit, seconds = step_budget.limit(seq, start, chunk)
+    layers = 0 if chunk.layers is None else chunk.layers.end - chunk.layers.begin
+    streams = step_budget.streams
+    step = builder.step_id
+    return PromptChunk(state.clock(), step, start, chunk.tokens, limit, streams, seconds, layers)
 
 
 def _next_prefill(
@@ -397,7 +424,7 @@ def _preempt_for_tenant(state: State, builder: PlanBuilder) -> None:
         preempted = state.preemptable_for(name)
         if preempted is None:
             return
-        state.preempt(preempted)
+        state.preempt(preempted, PreemptionCause.TENANT, seq.owner.request.request_id)
         reserved = state.blocks_promised()
     builder.first = seq
 
@@ -414,7 +441,7 @@ def _preempt_background(state: State) -> None:
             victim = state.background_victim()
             if victim is None:
                 return
-            state.preempt(victim)
+            state.preempt(victim, PreemptionCause.FOREGROUND, seq.owner.request.request_id)
 
 
 def _plan_background(state: State, builder: PlanBuilder, last_step: int | None) -> None:
@@ -527,6 +554,8 @@ def undo(state: State, rows_in_flight: list[InFlightRow]) -> None:
     for in_flight in reversed(rows_in_flight):
         seq = in_flight.seq
         snapshots.finish_row(state, in_flight, good=False)
+        if seq.history is not None:
+            seq.history.undone(in_flight.start)
         seq.pending -= in_flight.sample
         seq.verifying -= in_flight.drafts
         _charge(state, in_flight, -1)
@@ -538,7 +567,7 @@ def undo(state: State, rows_in_flight: list[InFlightRow]) -> None:
         assert seq.lease is not None
         if in_flight.admitted or in_flight.introduced:
             # Also the first row of a forked beam: what it borrowed may not have been copied.
-            state.preempt(seq, counted=False)
+            state.preempt(seq, None)
         else:
             seq.planned, seq.slice = in_flight.start, in_flight.slice_before
             seq.lease.truncate(in_flight.blocks_before)

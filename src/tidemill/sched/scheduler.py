@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.log import get_logger
+from tidemill.contract.history import PreemptionCause
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import (
     POOLINGS,
@@ -36,6 +37,7 @@ from tidemill.sched.adapters import check_adapters, invocation_start
 from tidemill.sched.commit import append_token, commit_row, finish, finish_reason_of
 from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
+from tidemill.sched.history import SequenceHistory
 from tidemill.sched.memory_pressure import MemoryPressure
 from tidemill.sched.plan_builder import InFlightRow
 from tidemill.sched.planning import build, undo
@@ -171,7 +173,10 @@ class Scheduler:
             return self._end(client, request_id, None, FinishReason.ERROR, failure)
         sampling = owner.request.sampling
         emissions = []
+        now = self._state.clock()
         for seq in owner.open_choices:
+            if seq.history is not None:
+                seq.history.ready = now
             seq.constraint = constraints[seq.choice]
             seq.serial = True
             seq.jumps = self.limits.jump_ahead and sampling.logprobs is None and owner.beams is None
@@ -333,9 +338,12 @@ class Scheduler:
                     unbounded=room >= self.max_len and not sampling.min_tokens,
                     drafters=self._drafters(request),
                     background=request.background,
+                    history=SequenceHistory() if request.explain else None,
                 )
             )
         self._receipts += 1
+        if request.explain:
+            self._state.explain(owner)
         if searched:
             from tidemill.sched import beams  # few requests need it
 
@@ -570,7 +578,8 @@ class Scheduler:
         self._memory_pressure.tighten(plan.num_tokens)
         state.limits = self._memory_pressure.limits
         while len(state.running) > state.limits.max_num_seqs:
-            state.preempt(max(state.running, key=lambda seq: seq.order[1:]))
+            last = max(state.running, key=lambda seq: seq.order[1:])
+            state.preempt(last, PreemptionCause.OUT_OF_MEMORY)
 
     def fail(self, plan: StepPlan, error: RequestError) -> list[Emission]:
         """End the choices that have a row in a plan that was rolled back."""
@@ -627,6 +636,26 @@ class Scheduler:
             if seq.drafters and seq.needs_result:
                 return None
         return step.predicted or None
+
+    @property
+    def explains(self) -> bool:
+        """A request has come that is to be explained."""
+        return bool(self._state.roots)
+
+    def note_grammar(self, client: int, request_id: str, *, known: bool) -> None:
+        """For its explanation: the request's program was compiled before, or is to be compiled."""
+        owner = self._requests.get((client, request_id))
+        for seq in [] if owner is None else owner.open_choices:
+            if seq.history is not None:
+                seq.history.grammar_known = known
+
+    def note_masks(self, seq_ids: set[int], seconds: float) -> None:
+        """For explanations: computing the masks of these rows of plans in flight took so long."""
+        for step in self._in_flight:
+            for in_flight in step.rows_in_flight:
+                history = in_flight.seq.history
+                if history is not None and in_flight.seq.seq_id in seq_ids:
+                    history.mask_seconds += seconds / len(seq_ids)
 
     def sequences(self) -> Iterable[Sequence]:
         """All sequences that have not ended."""

@@ -17,6 +17,7 @@ from tidemill.contract.request import (
 from tidemill.memory.lease import Lease
 from tidemill.memory.prefix import BlockKey, Media, block_key, media_within
 from tidemill.sched.constraint import Constraint
+from tidemill.sched.history import SequenceHistory
 
 if TYPE_CHECKING:
     from tidemill.contract.plan import RowResult
@@ -144,6 +145,7 @@ class Sequence:
         serial: a row is planned only when the result of the one before it is known.
         fork_of: of a recurrent model: the sequence whose state its first row starts from, or -1.
         background: it may use only what no other sequence wants.
+        history: what happened to it; None: nobody asks for that.
     """
 
     seq_id: int
@@ -188,6 +190,7 @@ class Sequence:
     serial: bool = False
     fork_of: int = -1
     background: bool = False
+    history: SequenceHistory | None = None
 
     @property
     def generated(self) -> int:

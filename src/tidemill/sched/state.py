@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+from tidemill.contract.history import PreemptionCause
 from tidemill.contract.request import Status
 from tidemill.memory.lease import KVMemory
 from tidemill.sched.cost import StepCost
 from tidemill.sched.fairness import Tenants
+from tidemill.sched.misses import Roots
 from tidemill.sched.policy import Limits
 from tidemill.sched.queue import WaitingQueue
-from tidemill.sched.sequence import BeamGroup, Sequence
+from tidemill.sched.sequence import BeamGroup, RequestState, Sequence
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class State:
         groups: all beam searches that have not ended.
         seq_ids: of new sequences.
         speculates: a sequence has had a drafter.
+        roots: of the hash chains of requests that are to be explained.
     """
 
     def __init__(self, memory: KVMemory, limits: Limits, clock: Callable[[], float]) -> None:
@@ -60,10 +63,17 @@ class State:
         self.preemptions = 0
         self.forced = 0
         self.speculates = False
+        self.roots = Roots()
         self.drafted = 0
         self.drafts_accepted = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
+
+    def explain(self, owner: RequestState) -> None:
+        """A request has come that is to be explained."""
+        request = owner.request
+        self.memory.remember_evictions()
+        self.roots.note(owner.root, request.cache_salt, request.adapter)
 
     def queue_of(self, seq: Sequence) -> WaitingQueue:
         """Where it waits."""
@@ -235,17 +245,20 @@ class State:
             self.forks[seq.seq_id] = seq
         self.queue_of(seq).push(seq)
 
-    def preempt(self, seq: Sequence, *, counted: bool = True) -> None:
+    def preempt(self, seq: Sequence, cause: PreemptionCause | None, by: str = "") -> None:
         """Free a running sequence's blocks and queue it again, at its old position. Of a beam
         search, the blocks of all beams are freed, and the first one is queued (`sched.beams`).
 
         Args:
             seq: the sequence.
-            counted: False for an undone admission, which does not count as a preemption.
+            cause: why; None: an admission is undone, which does not count as a preemption.
+            by: id of the request that it happens for, where there is one.
         """
         if seq.owner.beams is not None:
             seq = self._collapse(seq.owner.beams)
         assert seq.lease is not None
+        if seq.history is not None and cause is not None:
+            seq.history.preempted(self.clock(), cause, seq.computed, by)
         seq.lease.close()
         seq.forget_progress()
         seq.move_to(Status.PREEMPTED)
@@ -253,7 +266,7 @@ class State:
         self.queue_of(seq).push(seq)
         if seq.on_worker:
             self.preempted_to_send.append(seq.seq_id)
-        if counted:
+        if cause is not None:
             seq.preemptions += 1
             self.preemptions += 1
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tidemill.contract.history import ChunkLimit
 from tidemill.contract.plan import LayerRange
 from tidemill.sched.cost import Load
 from tidemill.sched.fairness import QUANTUM
+from tidemill.sched.history import limit_of
 from tidemill.sched.plan_builder import PlanBuilder
 from tidemill.sched.policy import (
     BRIEF_PROMPT_SECONDS,
@@ -73,11 +75,11 @@ class StepBudget:
         self._builder = builder
         self._competing = competing
         self._foreground = foreground
-        self._streams = len(builder.rows)
+        self.streams = len(builder.rows)
         self._budget = builder.budget
         self._decode = state.cost.bound(builder.load) if builder.rows else 0.0
         block_size = state.memory.block_size
-        self._tokens = prefill_tokens(state.limits.max_step_tokens, block_size, self._streams)
+        self._tokens = prefill_tokens(state.limits.max_step_tokens, block_size, self.streams)
 
     def chunk(self, seq: Sequence, start: int) -> Chunk:
         """The next chunk of a sequence from position `start` on; `FULL` if the step is full."""
@@ -91,7 +93,7 @@ class StepBudget:
             return Chunk(max(0, min(most, self._tokens - (self._budget - builder.budget))))
         seconds = self._seconds(seq)
         # Others' rows do not wait for a background chunk of the minimum size.
-        alone = len(builder.rows) == self._streams and not self._foreground
+        alone = len(builder.rows) == self.streams and not self._foreground
         if seq.slice is not None and not (self._state.limits.layers and seq.slice.tokens <= most):
             self._state.drop_slice(seq)
         if seq.slice is not None:
@@ -106,6 +108,21 @@ class StepBudget:
         # the background it may be all that there ever is time for.
         least = 1 if self._foreground is not None else min(most, MIN_CHUNK)
         return Chunk(count) if count >= least else FULL
+
+    def limit(self, seq: Sequence, start: int, chunk: Chunk) -> tuple[ChunkLimit, float]:
+        """Why a chunk just made is no longer; and the seconds that the step may take, where that is
+        why. Asked before the chunk is planned."""
+        timed = self._state.cost.ready and not self._state.limits.whole_prompts
+        limit = limit_of(
+            chunk.tokens,
+            rest=seq.known - start,
+            budget=self._builder.budget,
+            least=MIN_CHUNK,
+            timed=timed,
+            layered=chunk.layers is not None,
+        )
+        by_time = limit in (ChunkLimit.TIME, ChunkLimit.LEAST, ChunkLimit.LAYERS)
+        return limit, self._seconds(seq) if by_time else 0.0
 
     def _seconds(self, seq: Sequence) -> float:
         """Seconds that the step may take with a chunk of this sequence."""
@@ -141,7 +158,7 @@ class StepBudget:
         """True if streams wait for the step, and no other chunk is partly computed."""
         state = self._state
         return (
-            self._streams > 0
+            self.streams > 0
             and state.limits.layers > 1
             and all(seq.slice is None for seq in state.running)
             and self._foreground is None

@@ -21,6 +21,7 @@ from tidemill.server.access.security import Security
 from tidemill.server.admin import health, identity, rollouts
 from tidemill.server.admin import models as admin_models
 from tidemill.server.admin import quotas as admin_quotas
+from tidemill.server.admin import requests as admin_requests
 from tidemill.server.admin import usage as admin_usage
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.anthropic.routes import ANTHROPIC
@@ -51,6 +52,7 @@ OPERATORS: tuple[Endpoint, ...] = (
     *identity.ENDPOINTS,
     *admin_quotas.ENDPOINTS,
     *admin_usage.ENDPOINTS,
+    *admin_requests.ENDPOINTS,
 )
 """Routes that belong to no dialect."""
 
@@ -130,6 +132,7 @@ def build_app(
                 "x-tidemill-model",
                 "x-tidemill-truncated",
                 "retry-after",
+                "server-timing",
                 *LIMIT_HEADERS,
             ),
             # Chrome sends a preflight before a public page may reach a private address.

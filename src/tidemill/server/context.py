@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import ASGIApp
 
+from tidemill.contract.prices import Prices
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.access.keys import KeyStore, NoKeys
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tidemill.server.recording import Recording
     from tidemill.store.cipher import Cipher
     from tidemill.store.recorder import Recorder
+    from tidemill.telemetry.recent import Recent
 
 T = TypeVar("T")
 
@@ -54,6 +56,7 @@ class ServerContext:
         shared: bounds on what requests to all models hold.
         recording: makes a record of each request; None: nobody reads them.
         recorder: where the records go.
+        recent: what explains the latest requests; None: it is not kept.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -67,6 +70,7 @@ class ServerContext:
     manager: ModelManager | None = None
     recording: Recording | None = None
     recorder: Recorder | None = None
+    recent: Recent | None = None
     storage: Storage | None = None
     keys: KeyStore = field(default_factory=NoKeys)
     home: Path | None = None
@@ -82,6 +86,17 @@ class ServerContext:
             self.limits.max_answers_bytes,
             AdmissionMetrics(self.metrics.registry),
         )
+
+    def keep_recent(self, size: int, prices: Prices) -> None:
+        """Keep what explains the latest requests, so many of them; called after it is decided
+        whether they are recorded, and before the application is built."""
+        from tidemill.server.recording import Recording
+        from tidemill.telemetry.recent import Recent
+
+        self.recent = Recent(size)
+        if self.recording is None:
+            self.recording = Recording(lambda record: None, prices)
+        self.recording.recent = self.recent
 
     def begin_quota(self, principal: Principal) -> RequestQuota | PendingQuota | None:
         """What a request of the principal is charged to; None where nothing limits it."""

@@ -13,12 +13,15 @@ from starlette.requests import Request
 
 from tidemill.base.clock import monotonic, wall
 from tidemill.contract.prices import Prices
+from tidemill.telemetry.phases import Milestones, Phase, phases_of
+from tidemill.telemetry.recent import Recent, Story
 from tidemill.telemetry.record import Operation, Outcome, RequestRecord
 
 if TYPE_CHECKING:
     from tidemill.contract.request import RequestTimings
     from tidemill.server.access.auth import Principal
     from tidemill.server.errors import Problem
+    from tidemill.telemetry.trace import Trace
 
 Sink = Callable[[RequestRecord], None]
 State = dict[str, Any]
@@ -27,6 +30,8 @@ _NO_STATE: State = {}
 _DEADLINE = 408
 _CLIENT_CLOSED = 499
 _SERVER_ERROR = 500
+_OVERLOAD = frozenset({408, 429, 503})
+"""Whose messages say what the server lacked, and nothing of what the client sent."""
 
 
 class Measured(Protocol):
@@ -37,11 +42,13 @@ class Measured(Protocol):
         finished: all of it has been computed.
         finish_reasons: of the choices that ended.
         timings: of its choices together, where the engine told them.
+        trace: what it noted for its explanation; None: nothing.
     """
 
     admitted: bool
     finish_reasons: Sequence[str]
     timings: RequestTimings | None
+    trace: Trace | None
 
     @property
     def finished(self) -> bool: ...
@@ -73,18 +80,26 @@ class Recording:
         sink: takes each record; it neither blocks nor raises.
         prices: what tokens cost.
         routes: methods and patterns of the routes whose requests are recorded.
+        recent: keeps what explains them; None: nobody asks for that.
     """
 
     def __init__(
-        self, sink: Sink, prices: Prices, routes: Collection[tuple[str, str]] = ()
+        self,
+        sink: Sink,
+        prices: Prices,
+        routes: Collection[tuple[str, str]] = (),
+        recent: Recent | None = None,
     ) -> None:
         self.sink = sink
+        self.recent = recent
         self.prices = prices
         self.routes = frozenset(routes)
 
     def begin(self, state: State) -> OpenRecord:
         """A request has arrived; `state` is its ASGI state."""
         record = state["record"] = OpenRecord(self, state)
+        if self.recent is not None:
+            self.recent.begin(id(record), record.story)
         return record
 
 
@@ -133,8 +148,14 @@ class OpenRecord:
         self._holders -= 1
         if self._holders:
             return
+        recent, story = self._recording.recent, None
         if self._wanted():
-            self._recording.sink(self._made())
+            made = self._made()
+            self._recording.sink(made)
+            if recent is not None:
+                story = self._told(made, monotonic())
+        if recent is not None:
+            recent.end(id(self), story)
         # The state has this record: without the cycle all of the request is freed at once.
         self._state = _NO_STATE
 
@@ -143,6 +164,40 @@ class OpenRecord:
             return False
         # What neither asked a model for anything nor was refused: a look at a model's description.
         return "operation" in self._state or self._status >= 400
+
+    def story(self) -> Story | None:
+        """Of a request that runs, as far as it is known; None of one that asks nothing of a
+        model."""
+        state = self._state
+        if "operation" not in state or state["operation"] == Operation.ADMIN:
+            return None
+        self._route = state.get("route", "")
+        return self._told(self._made(), 0.0)
+
+    def _told(self, record: RequestRecord, ended: float) -> Story:
+        state = self._state
+        measured: Measured | None = state.get("generation")
+        problem: Problem | None = state.get("problem")
+        refused = problem is not None and problem.status in _OVERLOAD
+        return Story(
+            record,
+            self._milestones(ended),
+            None if measured is None else measured.trace,
+            problem.message if problem is not None and refused else "",
+        )
+
+    def _milestones(self, ended: float) -> Milestones:
+        state = self._state
+        leased: float = state.get("leased", 0.0)
+        return Milestones(self._began, state.get("begun", leased), leased, ended)
+
+    def phases(self) -> list[Phase]:
+        """Where its time went up to now; none of a request that no model answers, or where nobody
+        asks for it."""
+        measured: Measured | None = self._state.get("generation")
+        if measured is None or measured.trace is None:
+            return []
+        return phases_of(self._milestones(0.0), measured.trace, monotonic())
 
     def _made(self) -> RequestRecord:
         state = self._state
@@ -202,9 +257,15 @@ class OpenRecord:
         )
 
 
+def record_of(request: Request) -> OpenRecord | None:
+    """The open record of a request; None where none is made."""
+    found: OpenRecord | None = getattr(request.state, "record", None)
+    return found
+
+
 def record_until(request: Request, background: Ends) -> None:
     """The record of a request stays open until `background` has ended."""
-    record: OpenRecord | None = getattr(request.state, "record", None)
+    record = record_of(request)
     if record is not None:
         background.on_end(record.hold())
 

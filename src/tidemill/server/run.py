@@ -45,6 +45,9 @@ log = get_logger(__name__)
 DRAIN_SECONDS = 10.0
 """Default of --drain-timeout: seconds for requests in flight after SIGTERM."""
 
+RECENT_REQUESTS = 512
+"""Default of --recent-requests."""
+
 TERMINATION_SECONDS = 3
 """Seconds to write the error responses of requests that are ended."""
 
@@ -81,6 +84,7 @@ class ServeOptions:
         prices: of models.
         quotas: limits of each level.
         database_outage: seconds for which limits are spent while the database does not answer.
+        recent_requests: how many requests can be explained after they have ended; 0: none.
     """
 
     models: Sequence[ModelOptions]
@@ -104,6 +108,7 @@ class ServeOptions:
     prices: Prices = field(default_factory=Prices)
     quotas: Defaults = field(default_factory=Defaults)
     database_outage: float = 3600.0
+    recent_requests: int = RECENT_REQUESTS
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -237,6 +242,8 @@ class _Assembly:
                     from tidemill.server.records import keep_records
 
                     keep_records(self._made, options.home, options.prices)
+            if options.recent_requests:
+                self._made.keep_recent(options.recent_requests, options.prices)
             self._limit(self._made)
         return self._made
 
@@ -284,7 +291,9 @@ class _Assembly:
         from tidemill.server.host.pipelines.pipeline import Pipeline
 
         context = self._context()
-        return Pipeline(options, context.host, context.shared, context.metrics, context.build)
+        pipeline = Pipeline(options, context.host, context.shared, context.metrics, context.build)
+        pipeline.served.explain = context.recent is not None
+        return pipeline
 
     def _name_versions(self, context: ServerContext) -> None:
         """Names with versions; what they need is imported where there are any."""
@@ -354,6 +363,7 @@ class _Assembly:
             aliases=model.aliases,
             build=context.build,
             config_digest=config.digest(),
+            explain=context.recent is not None,
         )
 
     def _supervision(self, model: ModelOptions) -> Supervision:

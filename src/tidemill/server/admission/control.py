@@ -33,6 +33,7 @@ from tidemill.server.admission.prefixes import Held, Prefixes
 from tidemill.server.admission.reservations import Fingerprint, Reservations
 from tidemill.server.admission.shares import Shares
 from tidemill.server.errors import Problem, Rejection
+from tidemill.telemetry.trace import AdmissionView, Trace
 
 QUEUE_SECONDS = 60.0
 """Without --max-queue-tokens, the queue holds at most the tokens computed in this time, and at most
@@ -203,6 +204,7 @@ class Admission:
         prompts: Sequence[tuple[int, ...]],
         sampling: Sequence[SamplingParams],
         size: AnswerSize = NOTHING_HELD,
+        trace: Trace | None = None,
     ) -> Ticket | Uncounted:
         """Admit or reject a request; one in the background is always admitted.
 
@@ -210,6 +212,7 @@ class Admission:
             caller: the client, its weight and its deadline.
             prompts, sampling: token ids and resolved parameters, prompt by prompt.
             size: estimated size of the answer.
+            trace: is told what was decided, and on what grounds.
 
         Raises:
             Rejection: 429 with a Retry-After in seconds.
@@ -235,9 +238,32 @@ class Admission:
         fingerprint = (caller.client, hash((tuple(prompts), choices, sampling[0].max_tokens)))
         claimed = self._reservations.claim(fingerprint, now)
         reason, earliest = self._check(caller, parts, cost, size, claimed=claimed)
+        if trace is not None:
+            trace.admission = self._view(caller, parts, held, cost, reason)
         if reason is not None:
             self._reject(caller, fingerprint, reason, cost, earliest, now)
+        if trace is not None:
+            trace.admitted = monotonic()
         return self._enter(caller, parts, held, cost, size, now)
+
+    def _view(
+        self,
+        caller: Caller,
+        parts: list[_Part],
+        held: list[Held],
+        cost: int,
+        reason: str | None,
+    ) -> AdmissionView:
+        return AdmissionView(
+            decision=reason or "admitted",
+            prompt=sum(part.prompt for part in parts),
+            shared=sum(one.shared_tokens for one in held),
+            expected=sum(part.tokens for part in parts),
+            waiting=self._waiting,
+            bound=self.queue_bound,
+            free=self._free_tokens(),
+            ahead=round(self._ahead(caller, cost, self._share(caller))),
+        )
 
     def _check(
         self, caller: Caller, parts: list[_Part], cost: int, size: AnswerSize, *, claimed: bool

@@ -149,6 +149,7 @@ class GeneratedAnswer(Response):
 
     async def _begin(self, stack: AsyncExitStack) -> tuple[Generation, Format]:
         context, state = self._context, self._request.state
+        state.begun = monotonic()
         try:
             routed = context.host.route(self._model, self._asked.caller)
             state.model = routed.slot.name  # for the log of requests, and a header
@@ -220,6 +221,7 @@ class ModelAnswer(Response):
 
         async def answer() -> None:
             host, state = self._context.host, self._request.state
+            state.begun = monotonic()
             try:
                 routed = host.route(self._model, getattr(state, "caller", ANONYMOUS))
                 state.model = routed.slot.name

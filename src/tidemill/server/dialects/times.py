@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.base.clock import monotonic
 from tidemill.contract.request import RequestTimings
+
+if TYPE_CHECKING:
+    from tidemill.server.recording import OpenRecord
 
 
 @dataclass(slots=True)
@@ -18,6 +21,7 @@ class Times:
         leased: its model was loaded.
         first, last: its first and its latest token came.
         scheduled: its prompt was begun to be computed, where the engine told that.
+        record: of the request, where there is one: it has the phases.
     """
 
     arrival: float
@@ -25,6 +29,16 @@ class Times:
     first: float | None = None
     last: float = 0.0
     scheduled: float | None = None
+    record: OpenRecord | None = None
+
+    def phases(self) -> dict[str, Any]:
+        """Members that say where the time went up to now; empty where nobody notes it."""
+        phases = [] if self.record is None else self.record.phases()
+        if not phases:
+            return {}
+        rounded = [(phase.name, round(phase.seconds, 6)) for phase in phases]
+        shown = [{"name": name, "seconds": seconds} for name, seconds in rounded]
+        return {"phases": shown, "total_seconds": round(sum(s for _, s in rounded), 6)}
 
     def tick(self) -> None:
         """A token came."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.request import ChoiceOutput, FinishReason, RequestTimings
 from tidemill.generation.choices import TOOL_CALLS, ChoiceDelta, PromptChoices
@@ -14,6 +15,7 @@ from tidemill.generation.prepare import Prepared
 from tidemill.server.admission.answers import answer_size, check_answer
 from tidemill.server.host.charges import reserve_generation, settle
 from tidemill.server.host.served import ServedModel
+from tidemill.telemetry.trace import Trace
 from tidemill.text.stops import StopSet
 
 _ENDED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
@@ -38,6 +40,8 @@ class Generation(Protocol):
     """Of the choices that have ended, in that order."""
     timings: RequestTimings | None
     """Of the choices that have ended, as the engine told them."""
+    trace: Trace | None
+    """What it notes for its explanation; None: nothing."""
 
     @property
     def num_choices(self) -> int:
@@ -93,7 +97,7 @@ class EngineGeneration:
 
     Attributes:
         request_id, prepared: as given.
-        admitted, finish_reasons, timings: see `Generation`.
+        admitted, finish_reasons, timings, trace: see `Generation`.
         completion_tokens, cached_tokens: usage so far; a prompt counts once whatever the number of
             choices; cached tokens are those that no choice had to compute.
     """
@@ -112,6 +116,8 @@ class EngineGeneration:
         self.admitted = False
         self.finish_reasons: list[str] = []
         self.timings: RequestTimings | None = None
+        self.trace = Trace(request_id) if model.explain else None
+        self._kinds: dict[int, str] = {}  # of the latest output, by choice
         self._model = model
         self._metrics = model.metrics
         count = len(prepared.prompts)
@@ -174,11 +180,15 @@ class EngineGeneration:
             TidemillError: the engine's error.
             Rejection: 429, the server is overloaded or a quota has no room.
         """
-        prepared = self.prepared
+        prepared, trace = self.prepared, self.trace
+        if trace is not None:
+            trace.began = monotonic()
         held = await reserve_generation(self._model, prepared)
+        if trace is not None:
+            trace.reserved, trace.quota = monotonic(), held.taken()
         try:
             ticket = self._model.admission.admit(
-                prepared.request.caller, prepared.prompts, prepared.sampling, self._size
+                prepared.request.caller, prepared.prompts, prepared.sampling, self._size, trace
             )
         except BaseException:
             held.release()
@@ -187,6 +197,8 @@ class EngineGeneration:
         observer = self._model.observe()
         reason = FinishReason.CANCELLED.value
         try:
+            if trace is not None:
+                trace.submitted = monotonic()
             streams = await self._submit_all()
             async with aclosing(_merge(streams, batched=self._open > 1)) as merged:
                 async for outputs in merged:
@@ -196,6 +208,8 @@ class EngineGeneration:
                         if delta is None:
                             continue
                         deltas += self._prompts[prompt].output(delta)
+                        if trace is not None:
+                            self._note_kind(trace, delta)
                         count = len(delta.token_ids)
                         observer.tokens(delta.index, count)
                         ticket.progress(prompt, count)
@@ -237,10 +251,24 @@ class EngineGeneration:
                 await asyncio.sleep(0)
             self._prompts.append(PromptChoices(model.tokenizer, prepared, index, stops))
             request = prepared.engine_request(
-                index, request_id, max_queue_time=model.admission.options.max_queue_time
+                index,
+                request_id,
+                max_queue_time=model.admission.options.max_queue_time,
+                explain=self.trace is not None,
             )
-            streams.append(model.client.submit(request))
+            stream = model.client.submit(request)
+            if self.trace is not None:
+                self.trace.follow(stream)
+            streams.append(stream)
         return streams
+
+    def _note_kind(self, trace: Trace, delta: ChoiceDelta) -> None:
+        """Notes where thinking, text and tool calls begin in each choice."""
+        kind = "text" if delta.text else "thinking" if delta.reasoning else ""
+        kind = "tools" if delta.calls else kind
+        if kind and self._kinds.get(delta.index) != kind:
+            self._kinds[delta.index] = kind
+            trace.output(delta.index, kind, monotonic())
 
     def _take(self, prompt: int, output: ChoiceOutput) -> ChoiceDelta | None:
         """Process one output; None when the choice has already ended here (surplus)."""

@@ -41,6 +41,7 @@ class ServedModel:
         pipeline: answers instead of an engine, whose place `client` then only takes; else None.
         called: of a version, the name that one request asked for; None: its own.
         watch: measures one request that is answered, for the comparison of versions.
+        explain: what happens to its requests is noted, so that it can be told.
     """
 
     client: EngineClient
@@ -57,6 +58,7 @@ class ServedModel:
     pipeline: Pipeline | None = None
     called: str | None = None
     watch: Watch | None = None
+    explain: bool = False
 
     @property
     def info(self) -> EngineInfo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.ids import new_id
 from tidemill.contract.request import ChoiceOutput, FinishReason, RequestTimings, exception_of
@@ -13,6 +14,7 @@ from tidemill.server.admission.answers import NOTHING_HELD, AnswerSize
 from tidemill.server.host.charges import reserve_inputs, settle
 from tidemill.server.host.pace import LOOP
 from tidemill.server.host.served import ServedModel
+from tidemill.telemetry.trace import Trace
 
 SUBMITTED_AT_ONCE = 16
 """Inputs that are submitted without yielding to the event loop."""
@@ -33,6 +35,7 @@ class Vectors:
         num_choices: inputs.
         finish_reasons: none: nothing is generated.
         timings: of the inputs together, as the engine told them.
+        trace: what it notes for its explanation; None: nothing.
     """
 
     completion_tokens = 0
@@ -51,6 +54,7 @@ class Vectors:
         self.finished = False
         self.num_choices = len(prepared.inputs)
         self.timings: RequestTimings | None = None
+        self.trace = Trace() if model.explain else None
         self._model = model
         self._prepared = prepared
         self._size = size
@@ -71,10 +75,15 @@ class Vectors:
         """
         inputs = self._prepared.inputs
         prompts, count = [i.token_ids for i in inputs], len(inputs)
+        trace = self.trace
+        if trace is not None:
+            trace.began = monotonic()
         held = await reserve_inputs(self._model, self._prepared)
+        if trace is not None:
+            trace.reserved, trace.quota = monotonic(), held.taken()
         try:
             ticket = self._model.admission.admit(
-                self._prepared.caller, prompts, [NO_SAMPLING] * count, self._size
+                self._prepared.caller, prompts, [NO_SAMPLING] * count, self._size, trace
             )
         except BaseException:
             held.release()
@@ -83,6 +92,8 @@ class Vectors:
         observer = self._model.observe()
         reason = FinishReason.CANCELLED.value
         try:
+            if trace is not None:
+                trace.submitted = monotonic()
             name = new_id("vec")
             streams = []
             async for some in slices(range(count), SUBMITTED_AT_ONCE, LOOP):
@@ -109,9 +120,14 @@ class Vectors:
     def _submit(self, request_id: str, place: int) -> AsyncIterator[ChoiceOutput]:
         model = self._model
         request = self._prepared.engine_request(
-            place, request_id, max_queue_time=model.admission.options.max_queue_time
+            place,
+            request_id,
+            max_queue_time=model.admission.options.max_queue_time,
+            explain=self.trace is not None,
         )
         stream = model.client.submit(request)
+        if self.trace is not None:
+            self.trace.follow(stream)
         self._open[request_id] = None
         return stream
 

@@ -92,11 +92,12 @@ class Reservation:
     """What one request holds of every limit on its levels; ends exactly once.
 
     Attributes:
+        cost: what it reserved.
         warnings: soft limits that the request exceeds.
         open: it has not ended.
     """
 
-    __slots__ = ("_cost", "_estimated", "_generated", "_ledger", "_taken", "open", "warnings")
+    __slots__ = ("_estimated", "_generated", "_ledger", "_taken", "cost", "open", "warnings")
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Reservation:
         self.open = True
         self.warnings = warnings
         self._ledger = ledger
-        self._cost = cost
+        self.cost = cost
         self._taken = taken
         self._generated = 0
         self._estimated = cost.expected if cost.expected < cost.most else cost.most
@@ -129,7 +130,7 @@ class Reservation:
 
     def settle(self, tokens: int, money: int) -> None:
         """The request has ended: charge what it used. Does nothing the second time."""
-        self._end(Used(self._cost.requests, tokens, money))
+        self._end(Used(self.cost.requests, tokens, money))
 
     def release(self) -> None:
         """The request was not served: charge nothing. Does nothing the second time."""

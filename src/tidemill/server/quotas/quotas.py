@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tidemill.base.clock import monotonic, wall
 from tidemill.contract.prices import Prices
-from tidemill.contract.quotas import NO_LIMITS, Defaults, Level, Limit, Limits, merged
+from tidemill.contract.quotas import NO_LIMITS, Defaults, Level, Limit, Limits, QuotaView, merged
 from tidemill.metrics.quotas import QuotaMetrics
 from tidemill.server.access.auth import Principal
 from tidemill.server.access.keys import Owner
@@ -217,7 +217,7 @@ class RequestQuota:
         self._counted = True
         if reservation.warnings:
             self._warn(reservation)
-        return Held(reservation, prices, model)
+        return Held(reservation, prices, model, self._accounts, quotas.ledger.now)
 
     def standing(self) -> Standing:
         """What is left of the limits now, for headers."""
@@ -233,14 +233,36 @@ class RequestQuota:
 class Held:
     """A reservation with the price of its model; a `generation.caller.Reservation`."""
 
-    __slots__ = ("_model", "_prices", "_reservation", "progress", "release")
+    __slots__ = ("_accounts", "_model", "_now", "_prices", "_reservation", "progress", "release")
 
-    def __init__(self, reservation: Reservation, prices: Prices, model: str) -> None:
+    def __init__(
+        self,
+        reservation: Reservation,
+        prices: Prices,
+        model: str,
+        accounts: Sequence[Account],
+        now: Clock,
+    ) -> None:
         self._reservation = reservation
+        self._accounts = accounts
+        self._now = now
         self._prices = prices
         self._model = model
         self.progress = reservation.progress
         self.release = reservation.release
+
+    def taken(self) -> tuple[QuotaView, ...]:
+        """See `generation.caller.Reservation`."""
+        now, cost = self._now(), self._reservation.cost
+        return tuple(
+            QuotaView(
+                *(account.subject[0].value, account.shown, meter.measure.name),
+                *(meter.measure.unit.value, meter.amount, cost.of(meter.measure)),
+                *(meter.remaining(now), meter.soft),
+            )
+            for account in self._accounts
+            for meter in account.meters
+        )
 
     def settle(self, prompt: int, cached: int, generated: int) -> None:
         """See `generation.caller.Reservation`."""

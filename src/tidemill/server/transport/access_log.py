@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import string
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,6 +22,7 @@ from tidemill.server.transport.turns import next_turn
 
 if TYPE_CHECKING:
     from tidemill.server.recording import Recording
+    from tidemill.telemetry.phases import Phase
 
 log = get_logger(__name__)
 
@@ -44,6 +45,7 @@ class AccessLogMiddleware:
     - Gives every request an id, taken from X-Request-Id where that is valid, and returns it.
     - Says which model answers, in X-Tidemill-Model; of a name with versions: which version.
     - Says what is left of the client's limits, in the headers of the request's dialect.
+    - Says where the time went up to the first byte, in Server-Timing.
     - Answers HEAD as GET without the body; uvicorn drops it.
     - Returns freed memory to the system after requests.
     - Logs each request with its route's pattern, and a rejected one with the error's code and
@@ -103,6 +105,8 @@ class AccessLogMiddleware:
                 if model is not None:
                     headers["x-tidemill-model"] = model
                 headers.update(scope["state"].get("answer_headers", {}))
+                if record is not None and (phases := record.phases()):
+                    headers["server-timing"] = server_timing(phases)
                 if further := scope["state"].get("id_header"):
                     headers[further] = request_id
                 quota = scope["state"].get("quota")
@@ -174,6 +178,13 @@ class AccessLogMiddleware:
             *(event["method"], path, status, seconds, more, event["client"], event["request_id"]),
             extra={"event": event},
         )
+
+
+def server_timing(phases: Sequence[Phase]) -> str:
+    """Phases as a Server-Timing header has them, in milliseconds, and their sum."""
+    total = sum(phase.seconds for phase in phases)
+    parts = [f"{phase.name};dur={phase.seconds * 1e3:.3f}" for phase in phases]
+    return ", ".join((*parts, f"total;dur={total * 1e3:.3f}"))
 
 
 def declared_names(param: str, names: Collection[str]) -> str:

@@ -94,7 +94,7 @@ class Envelope:
         if self.effective is not None:
             found["tidemill"] = self.effective(generation)
         if self.times is not None:
-            found["timings"] = timings(self.times, generation)
+            found["timings"] = timings(self.times, generation) | self.times.phases()
         return found
 
     def document(

@@ -23,6 +23,7 @@ from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.dialects.times import Times
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel
+from tidemill.server.recording import record_of
 from tidemill.server.transport.framing import SSE
 
 
@@ -39,7 +40,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
 
     async def make_format(model: ServedModel, generation: Generation) -> ChatFormat:
         prepared = generation.prepared
-        times = Times(arrival, request.state.leased)
+        times = Times(arrival, request.state.leased, record=record_of(request))
         return ChatFormat(
             envelope_of(model, body, answer_id, generation, times),
             model.tokenizer,

@@ -24,6 +24,7 @@ from tidemill.server.dialects.respond import GeneratedAnswer
 from tidemill.server.dialects.times import Times
 from tidemill.server.host.generation import Generation
 from tidemill.server.host.served import ServedModel
+from tidemill.server.recording import record_of
 from tidemill.server.transport.framing import SSE
 
 
@@ -39,7 +40,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
 
     async def make_format(model: ServedModel, generation: Generation) -> CompletionFormat:
         prepared = generation.prepared
-        times = Times(arrival, request.state.leased)
+        times = Times(arrival, request.state.leased, record=record_of(request))
         sampling = prepared.request.sampling
         with_logprobs = sampling.logprobs is not None
         echo = [

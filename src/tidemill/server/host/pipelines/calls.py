@@ -30,6 +30,7 @@ from tidemill.server.host.pipelines.process import Reply
 from tidemill.server.host.pipelines.request import tuples
 from tidemill.server.host.served import ServedModel, check_is_model
 from tidemill.server.host.vectors import Vectors
+from tidemill.telemetry.trace import Trace
 from tidemill.text.answering import ANSWER_FIELDS, OutputRequest
 
 log = get_logger(__name__)
@@ -61,6 +62,8 @@ Spent = Mapping[str, tuple[int, int, int]]
 class Spender(Protocol):
     """A call: a generation, or vectors."""
 
+    trace: Trace | None
+
     @property
     def spent(self) -> Spent:
         """So far."""
@@ -90,6 +93,7 @@ class Calling:
         errors: why calls failed, by number.
         running: the calls that have not ended, by number.
         ended: what the others spent.
+        trace: of the run, which lists those of the calls; None: nobody asks for it.
     """
 
     host: ModelHost
@@ -101,11 +105,17 @@ class Calling:
     errors: dict[int, Exception] = field(default_factory=dict)
     running: dict[int, Spender] = field(default_factory=dict)
     ended: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    trace: Trace | None = None
 
     @property
     def spent(self) -> Spent:
         """Tokens by the model whose price they have."""
         return sum_of((self.ended, *(call.spent for call in self.running.values())))
+
+    def _begin(self, call: Call, model: ServedModel, work: Spender) -> None:
+        self.running[call.call] = work
+        if self.trace is not None and work.trace is not None:
+            self.trace.called(model.name, work.trace)
 
     def _end(self, call: Call) -> None:
         ended = self.running.pop(call.call, None)
@@ -152,7 +162,7 @@ class Calling:
             streamed=call.stream,
             callers=self.callers,
         )
-        self.running[call.call] = generation
+        self._begin(call, model, generation)
         parts = _Parts()
         before = Usage()
         try:
@@ -214,7 +224,7 @@ class Calling:
             arrival=monotonic(),
         )
         run = Vectors(model, await prepare_embedding(model, asked, LOOP))
-        self.running[call.call] = run
+        self._begin(call, model, run)
         found = await run.run()
         self.usage.prompt += run.prompt_tokens
         self.usage.cached += run.cached_tokens
@@ -238,7 +248,7 @@ class Calling:
             arrival=monotonic(),
         )
         run = Vectors(model, await prepare_scores(model, asked, LOOP))
-        self.running[call.call] = run
+        self._begin(call, model, run)
         scores = scores_of(model, asked, await run.run())
         self.usage.prompt += run.prompt_tokens
         self.usage.cached += run.cached_tokens

@@ -22,6 +22,7 @@ from tidemill.server.host.charges import settle
 from tidemill.server.host.pipelines.calls import Calling
 from tidemill.server.host.pipelines.process import Event, Gone, PipelineProcess, Run
 from tidemill.server.host.pipelines.request import conversation_of, prepared_of
+from tidemill.telemetry.trace import Trace
 
 if TYPE_CHECKING:
     from tidemill.server.host.pipelines.pipeline import Pipeline
@@ -69,6 +70,7 @@ class PipelineGeneration:
         self.admitted = False
         self.finish_reasons: list[str] = []
         self.timings: RequestTimings | None = None  # its calls have their own
+        self.trace = Trace(request_id) if pipeline.served.explain else None
         self._pipeline = pipeline
         self._conversation = conversation_of(pipeline.name, asked)
         self._streamed = streamed
@@ -83,6 +85,7 @@ class PipelineGeneration:
             replace(asked.caller, deadline=None if deadline == float("inf") else deadline),
             (*callers, pipeline.name),
             max_answer_bytes,
+            trace=self.trace,
         )
 
     @property
@@ -128,13 +131,20 @@ class PipelineGeneration:
         served, asked = self._pipeline.served, self.prepared.request
         size = AnswerSize(per_token=0 if self._streamed else 1)  # counted in bytes of text
         quota = asked.caller.quota  # the request counts here, and the tokens of its calls there
+        trace = self.trace
+        if trace is not None:
+            trace.began = monotonic()
         held = UNLIMITED if quota is None else await quota.reserve(self._pipeline.name, 0, 0, 0)
+        if trace is not None:
+            trace.reserved, trace.quota = monotonic(), held.taken()
         try:
-            ticket = served.admission.admit(asked.caller, [()], self.prepared.sampling, size)
+            ticket = served.admission.admit(asked.caller, [()], self.prepared.sampling, size, trace)
         except BaseException:
             held.release()
             raise
         self.admitted = True
+        if trace is not None:
+            trace.submitted = monotonic()
         observer = served.metrics.start()
         reason, taken, counted, first = FinishReason.CANCELLED.value, 0, 0, True
         process: PipelineProcess | None = None

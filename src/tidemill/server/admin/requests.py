@@ -1,0 +1,138 @@
+"""/admin/requests: the latest requests, and where the time of each went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidemill.base.clock import monotonic
+from tidemill.base.errors import bad_request
+from tidemill.server.access.auth import Principal, principal_of
+from tidemill.server.access.keys import Role
+from tidemill.server.context import ServerContext
+from tidemill.server.dialects.dialect import Endpoint
+from tidemill.server.errors import reject
+from tidemill.server.transport.pieces import json_response
+from tidemill.server.usage import READERS, whole_number
+from tidemill.telemetry.recent import Recent, Story
+
+MOST = 1000
+"""Requests of one list."""
+
+_CHOOSING: dict[str, Callable[[Story], str]] = {
+    "model": lambda story: story.record.model,
+    "version": lambda story: story.record.version,
+    "key": lambda story: story.record.key,
+    "team": lambda story: story.record.team,
+    "route": lambda story: story.record.route,
+    "operation": lambda story: story.record.operation,
+    "outcome": lambda story: "" if story.running else story.record.outcome,
+    "status": lambda story: str(story.record.status),
+    "code": lambda story: story.record.code,
+    "state": lambda story: "running" if story.running else "ended",
+    "id": lambda story: story.record.id,
+}
+"""Query parameters that choose requests, and what each compares."""
+
+
+async def list_requests(context: ServerContext, request: Request) -> Response:
+    """The latest requests, those that run first: `limit` of them (100). model, version, key, team,
+    route, operation, outcome, status, code, state (running, ended) and id choose, and may be
+    repeated; `slower` chooses those that took more seconds. Managers see their team's requests,
+    users their key's."""
+    from tidemill.telemetry.explain import summary
+
+    recent, given = _recent(context), request.query_params
+    for name in given:
+        if name not in (*_CHOOSING, "limit", "slower"):
+            known = ", ".join(sorted((*_CHOOSING, "limit", "slower")))
+            raise bad_request(name, f"there is no parameter {name[:64]!r}; known are {known}")
+    limit = whole_number(given.get("limit"), "limit", 100, MOST)
+    slower = _seconds(given.get("slower"))
+    wanted = {name: set(given.getlist(name)) for name in given if name in _CHOOSING}
+    now, found = monotonic(), []
+    for story in _seen(recent, principal_of(request)):
+        if any(_CHOOSING[name](story) not in values for name, values in wanted.items()):
+            continue
+        times = story.milestones
+        if slower is not None and (times.ended or now) - times.arrival <= slower:
+            continue
+        found.append(summary(story, now))
+        if len(found) == limit:
+            break
+    return json_response({"requests": found, "kept": recent.size})
+
+
+async def explain_request(context: ServerContext, request: Request) -> Response:
+    """Where the time of a request went, and why: by its id (the header X-Request-Id of its answer),
+    or the id of its answer. `phases` sum to `total_seconds`. Of several requests with the same id,
+    the latest. docs/observability.md describes the members. Managers see their team's requests,
+    users their key's; those learn nothing of others."""
+    from tidemill.telemetry.explain import explanation
+
+    recent, principal = _recent(context), principal_of(request)
+    name: str = request.path_params["id"]
+    story = next((s for s in recent.find(name) if _may_see(principal, s)), None)
+    if story is None:
+        raise reject(
+            404,
+            f"there is no request {name[:128]!r} among the latest {recent.size} "
+            "(--recent-requests keeps more)",
+            code="request_not_found",
+        )
+    currency = "" if context.recording is None else context.recording.prices.currency
+    whole = _sees_all(principal)
+    found = explanation(
+        story, monotonic(), [*recent.running(), *recent] if whole else (),
+        currency=currency, whole=whole,
+    )  # fmt: skip
+    return json_response(found)
+
+
+def _recent(context: ServerContext) -> Recent:
+    if context.recent is None:
+        raise reject(
+            501,
+            "this server keeps no requests to explain; start it with --recent-requests above 0",
+            code="not_kept",
+        )
+    return context.recent
+
+
+def _seen(recent: Recent, principal: Principal) -> Iterator[Story]:
+    yield from (story for story in recent.running() if _may_see(principal, story))
+    yield from (story for story in recent if _may_see(principal, story))
+
+
+def _sees_all(principal: Principal) -> bool:
+    return principal.role in (Role.ADMIN, Role.AUDITOR)
+
+
+def _may_see(principal: Principal, story: Story) -> bool:
+    """As with usage: administrators and auditors all, managers their team's, users their key's."""
+    if _sees_all(principal):
+        return True
+    if principal.role is Role.MANAGER:
+        return bool(principal.team) and story.record.team == principal.team
+    return story.record.client == principal.client_id
+
+
+def _seconds(value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise bad_request("slower", "slower is a number of seconds, such as 0.5")
+    return seconds
+
+
+ENDPOINTS: tuple[Any, ...] = (
+    Endpoint("GET", "/admin/requests", list_requests, roles=READERS),
+    Endpoint("GET", "/admin/requests/{id:path}", explain_request, roles=READERS),
+)
