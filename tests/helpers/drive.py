@@ -40,6 +40,7 @@ def request(
     background: bool = False,
     speculation: str | None = None,
     prediction: tuple[int, ...] = (),
+    explain: bool = False,
     **sampling: object,
 ) -> EngineRequest:
     """A request with test defaults: greedy, and nothing but its length ends it."""
@@ -65,6 +66,7 @@ def request(
         background=background,
         speculation=speculation,
         prediction=prediction,
+        explain=explain,
     )
 
 

@@ -64,7 +64,8 @@ class PrefixLookup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptChunk(msgspec.Struct, frozen=True, array_like=True):
-    """A part of the known tokens that one step computed.
+    """A part of the known tokens that one step computed. A last token that is left alone is none:
+    it is computed as those of running streams are.
 
     Attributes:
         at: it was planned.
@@ -102,6 +103,14 @@ class Preemption(msgspec.Struct, frozen=True, array_like=True):
     by: str = ""
 
 
+class DrafterHistory(msgspec.Struct, frozen=True, array_like=True):
+    """Drafts of one drafter: verified ones, and those that became tokens."""
+
+    name: str
+    drafted: int
+    accepted: int
+
+
 class ChoiceHistory(msgspec.Struct, frozen=True, array_like=True):
     """What happened to one choice.
 
@@ -113,7 +122,7 @@ class ChoiceHistory(msgspec.Struct, frozen=True, array_like=True):
         chunks: in order; of a preempted choice also those that computed tokens again.
         further_chunks: chunks that are not listed.
         preemptions: in order.
-        drafter: what proposed drafts; empty: nothing.
+        drafters: what proposed drafts that were verified.
     """
 
     ready: float = 0.0
@@ -123,4 +132,4 @@ class ChoiceHistory(msgspec.Struct, frozen=True, array_like=True):
     chunks: tuple[PromptChunk, ...] = ()
     further_chunks: int = 0
     preemptions: tuple[Preemption, ...] = ()
-    drafter: str = ""
+    drafters: tuple[DrafterHistory, ...] = ()

@@ -236,7 +236,7 @@ def _complete(state: State, group: BeamGroup) -> list[Emission]:
     owner = group.owner
     now = state.clock()
     prompt_logprobs = tuple(owner.prompt_logprobs) or None
-    history = told.told("") if (told := group.leader.history) is not None else None
+    history = told.told() if (told := group.leader.history) is not None else None
     emissions = []
     for choice in group.open:
         if choice >= len(best):

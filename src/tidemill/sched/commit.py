@@ -251,7 +251,7 @@ def _output(
         drafted=drafted,
         drafts_accepted=came_true,
         scheduled=(seq.first_scheduled or 0.0) if first else 0.0,
-        history=None if reason is None or seq.history is None else seq.history.told(seq.drafter),
+        history=None if reason is None or seq.history is None else seq.history.told(),
     )
 
 

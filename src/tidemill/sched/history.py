@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from tidemill.contract.history import (
     ChoiceHistory,
     ChunkLimit,
+    DrafterHistory,
     Preemption,
     PreemptionCause,
     PrefixLookup,
@@ -33,6 +34,7 @@ class SequenceHistory:
     chunks: list[PromptChunk] = field(default_factory=list)
     further_chunks: int = 0
     preemptions: list[Preemption] = field(default_factory=list)
+    drafters: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def planned(self, chunk: PromptChunk) -> None:
         """A step will compute a part of its known tokens."""
@@ -53,7 +55,12 @@ class SequenceHistory:
         if len(self.preemptions) < MAX_PREEMPTIONS:
             self.preemptions.append(Preemption(at, cause, computed, by))
 
-    def told(self, drafter: str) -> ChoiceHistory:
+    def verified(self, drafter: str, drafts: int, accepted: int) -> None:
+        """A step verified drafts."""
+        before = self.drafters.get(drafter, (0, 0))
+        self.drafters[drafter] = before[0] + drafts, before[1] + accepted
+
+    def told(self) -> ChoiceHistory:
         """For the client."""
         return ChoiceHistory(
             self.ready,
@@ -63,7 +70,7 @@ class SequenceHistory:
             tuple(self.chunks),
             self.further_chunks,
             tuple(self.preemptions),
-            drafter,
+            tuple(DrafterHistory(name, *counts) for name, counts in self.drafters.items()),
         )
 
 

@@ -105,6 +105,8 @@ def take_result(
     seq, proposed, skip = in_flight.seq, result.draft_token_ids, len(forced)
     if forced:
         proposed = proposed[skip:] if proposed[:skip] == forced else ()
+    if in_flight.drafts and seq.history is not None:
+        seq.history.verified(seq.drafts_by, in_flight.drafts, len(result.token_ids) - 1)
     seq.drafts, seq.quiet = proposed, result.quiet
     seq.drafts_by, seq.confidence = result.drafter, result.confidence[skip:]
     if in_flight.drafts:

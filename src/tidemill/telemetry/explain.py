@@ -196,11 +196,14 @@ class _Clock:
             "further_chunks": 0,
             "preemptions": [],
         }
-        if choice.drafted or (history is not None and history.drafter):
+        if choice.drafted:
+            drafters = () if history is None else history.drafters
             found["speculation"] = {
-                "drafter": history.drafter if history is not None else None,
                 "drafted": choice.drafted,
                 "accepted": choice.accepted,
+                "drafters": [
+                    {"name": d.name, "drafted": d.drafted, "accepted": d.accepted} for d in drafters
+                ],
             }
         if history is None:
             return found

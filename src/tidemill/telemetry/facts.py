@@ -169,7 +169,8 @@ class ChoiceFacts:
         if self._summary is not None or not self._gaps:
             return self._summary
         ordered = sorted(self._gaps)
-        longest = max(self.slowest).seconds  # which may be none of those that are kept
+        # Which may be none of those that are kept.
+        longest = max((gap.seconds for gap in self.slowest), default=0.0)
         p50, p90, p99 = (_quantile(ordered, q) for q in (0.5, 0.9, 0.99))
         return GapSummary(self._seen, p50, p90, p99, longest)
 

@@ -129,10 +129,9 @@ def _of_engine(marks: _Marks, streams: Sequence[StreamFacts]) -> str:
     first = min((c.first for s in streams for c in s.choices.values() if c.first), default=0.0)
     scheduled = min((s.scheduled for s in streams if s.scheduled), default=0.0)
     lives = streams[0].lives if len(streams) == 1 else []
-    if timings is not None:
+    if timings is not None and len(lives) < 2:  # of a replay the engine's own times are later ones
         scheduled = timings.first_scheduled or scheduled
-        # Of a replay the engine's own first token is a later one.
-        first = timings.first_token if timings.first_token and len(lives) < 2 else first
+        first = timings.first_token or first
     if len(lives) > 1 and not lives[0].first:
         marks.until("lost", lives[0].lost)
         marks.until("recovery", next((life.sent for life in reversed(lives)), 0.0))
@@ -171,11 +170,12 @@ def histories_of(streams: Sequence[StreamFacts]) -> list[ChoiceHistory]:
 
 
 def _recoveries(lives: Sequence[Life]) -> list[tuple[str, float, float]]:
-    """From the end of an engine to the first output of the next one that had any."""
+    """From the end of an engine to the first output of the next one that had any. Before the first
+    token of all, what comes after a recovery is the queue and the prompt."""
     found = []
     for i, life in enumerate(lives):
         again = next((later.first for later in lives[i + 1 :] if later.first), 0.0)
-        if life.lost and again:
+        if life.lost and again and any(earlier.first for earlier in lives[: i + 1]):
             found.append(("recovery", life.lost, again))
     return found
 

@@ -1,0 +1,142 @@
+"""/admin/requests: what is listed, who sees which, and that there is no content in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from helpers.live_server import fake_context, serving
+from helpers.scripted_engine import ScriptedEngine
+
+from tidemill.contract.prices import Prices
+from tidemill.server.access.auth import Principal
+from tidemill.server.access.keys import Owner, Role
+from tidemill.server.admin.requests import _may_see
+from tidemill.telemetry.phases import Milestones
+from tidemill.telemetry.recent import Story
+from tidemill.telemetry.record import RequestRecord
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "secret words"}]}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    context = fake_context(ScriptedEngine(cached_tokens=2), explain=True)
+    context.keep_recent(50, Prices.parse({"tiny": {"output": 1_000_000}}, currency="EUR"))
+    with serving(context) as found:
+        yield found
+
+
+def post(url: str, path: str, body: dict[str, Any], name: str = "") -> httpx.Response:
+    return httpx.post(url + path, json=body, headers={"x-request-id": name} if name else {})
+
+
+def get(url: str, path: str, **params: Any) -> Any:
+    response = httpx.get(url + path, params=params)
+    return response.json() if response.status_code == 200 else response
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"model": "tiny", "prompt": ["a", "b"], "n": 2}),
+        ("/v1/messages", CHAT | {"max_tokens": 4}),
+        ("/generate", {"inputs": "secret words"}),
+        ("/api/chat", CHAT | {"stream": True}),
+        ("/v1/responses", {"model": "tiny", "input": "secret words"}),
+        ("/completion", {"prompt": "secret words", "n_predict": 4}),
+        ("/v1/embeddings", {"model": "tiny", "input": ["secret words"]}),
+    ],
+)
+def test_every_dialect_is_explained_without_content(
+    url: str, path: str, body: dict[str, Any]
+) -> None:
+    answer = post(url, path, body, f"of {path}".replace(" ", ":"))
+    assert answer.status_code == 200, answer.text
+    found = get(url, f"/admin/requests/{answer.headers['x-request-id']}")
+    assert found["route"] == path and found["state"] == "ended" and found["model"] == "tiny"
+    seconds = [phase["seconds"] for phase in found["phases"]]
+    assert round(sum(seconds), 6) == found["total_seconds"] and all(s >= 0 for s in seconds)
+    assert {"read", "prepare"} <= {phase["name"] for phase in found["phases"]}
+    assert found["admission"]["decision"] == "admitted"
+    text = json.dumps(found)
+    assert "secret" not in text and "127.0.0.1" in text
+    timing = answer.headers["server-timing"]
+    assert timing.startswith("read;dur=") and ", total;dur=" in timing
+
+
+def test_an_answer_s_id_finds_its_request(url: str) -> None:
+    answer = post(url, "/v1/chat/completions", CHAT, "mine").json()
+    assert get(url, f"/admin/requests/{answer['id']}")["id"] == "mine"
+
+
+def test_what_it_cost_is_said_and_energy_is_not_made_up(url: str) -> None:
+    post(url, "/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 3}, "priced")
+    found = get(url, "/admin/requests/priced")
+    assert found["currency"] == "EUR" and float(found["cost"]) == found["generated_tokens"]
+    assert found["energy_joules"] is None
+
+
+def test_a_request_that_is_refused_early(url: str) -> None:
+    post(url, "/v1/chat/completions", CHAT | {"temperature": -1}, "wrong")
+    found = get(url, "/admin/requests/wrong")
+    assert (found["status"], found["code"], found["prompts"]) == (400, "invalid_value", [])
+    # What is wrong may be content; of an overload the message is kept.
+    assert found["refusal"] is None and found["outcome"] == "refused"
+
+
+def test_the_list_chooses(url: str) -> None:
+    post(url, "/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 1}, "listed")
+    found = get(url, "/admin/requests", limit=1)
+    assert [one["id"] for one in found["requests"]] == ["listed"] and found["kept"] == 50
+    wrong = get(url, "/admin/requests", code="invalid_value")["requests"]
+    assert {one["id"] for one in wrong} <= {"wrong"}
+    routes = get(url, "/admin/requests", route=["/v1/completions", "/generate"])["requests"]
+    assert {one["route"] for one in routes} <= {"/v1/completions", "/generate"} and routes
+    assert get(url, "/admin/requests", slower=1000)["requests"] == []
+    assert get(url, "/admin/requests", state="running")["requests"] == []
+    for wrong_query in ({"colour": "red"}, {"limit": 0}, {"slower": "x"}, {"slower": "nan"}):
+        assert get(url, "/admin/requests", **wrong_query).status_code == 400
+
+
+def test_an_unknown_id(url: str) -> None:
+    response = get(url, "/admin/requests/nothing")
+    assert response.status_code == 404 and "--recent-requests" in response.text
+
+
+def test_timings_have_the_phases(url: str) -> None:
+    body = CHAT | {"include_timings": True}
+    timings = post(url, "/v1/chat/completions", body).json()["timings"]
+    assert round(sum(p["seconds"] for p in timings["phases"]), 6) == timings["total_seconds"]
+    streamed = post(url, "/v1/chat/completions", body | {"stream": True}).text
+    assert streamed.count('"phases"') == 1
+
+
+def test_a_server_that_keeps_none_says_so() -> None:
+    context = fake_context(ScriptedEngine())
+    with serving(context) as url:
+        answer = post(url, "/v1/chat/completions", CHAT)
+        assert "server-timing" not in answer.headers
+        response = get(url, "/admin/requests")
+        assert response.status_code == 501 and "--recent-requests" in response.text
+
+
+def story(**fields: Any) -> Story:
+    return Story(RequestRecord("r", 0, **fields), Milestones(0.0), None)
+
+
+def test_who_sees_which() -> None:
+    def principal(role: Role, team: str = "") -> Principal:
+        return Principal("key:me", "me", role, owner=Owner(team=team))
+
+    mine, teams, others = story(client="key:me"), story(team="t"), story(client="key:other")
+    for role in (Role.ADMIN, Role.AUDITOR):
+        assert all(_may_see(principal(role), one) for one in (mine, teams, others))
+    assert [_may_see(principal(Role.USER), one) for one in (mine, teams, others)] == [1, 0, 0]
+    manager = principal(Role.MANAGER, "t")
+    assert [_may_see(manager, one) for one in (mine, teams, others)] == [0, 1, 0]
+    assert not _may_see(principal(Role.MANAGER), story())  # of no team
