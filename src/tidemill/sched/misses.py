@@ -7,7 +7,7 @@ and is for administrators alone.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tidemill.contract.history import Miss, PrefixLookup
 from tidemill.memory.lease import KVMemory, PartialMatch
@@ -21,22 +21,16 @@ MAX_ROOTS = 64
 """Combinations of tenant and adapter, the latest ones, whose prefixes are compared."""
 
 
-class Root(NamedTuple):
-    """What a hash chain begins from, besides the model."""
-
-    salt: str
-    adapter: str | None
-
-
 class Roots:
-    """The latest roots of requests' hash chains."""
+    """The latest roots of requests' hash chains, and the salt of each. What else they depend on,
+    besides the model, are adapters."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, Root] = OrderedDict()
+        self._known: OrderedDict[bytes, str] = OrderedDict()
 
-    def note(self, digest: bytes, salt: str, adapter: str | None) -> None:
+    def note(self, digest: bytes, salt: str) -> None:
         """A request with this root has come."""
-        self._known[digest] = Root(salt, adapter)
+        self._known[digest] = salt
         self._known.move_to_end(digest)
         if len(self._known) > MAX_ROOTS:
             self._known.popitem(last=False)
@@ -44,13 +38,9 @@ class Roots:
     def __len__(self) -> int:
         return len(self._known)
 
-    def others(self, digest: bytes) -> list[tuple[bytes, Root]]:
-        """All but this one, the latest first."""
-        return [(other, root) for other, root in reversed(self._known.items()) if other != digest]
-
-    def of(self, digest: bytes) -> Root | None:
-        """What a known root stands for."""
-        return self._known.get(digest)
+    def others(self, digest: bytes) -> list[tuple[bytes, str]]:
+        """All but this one, the latest first, and their salts."""
+        return [(other, salt) for other, salt in reversed(self._known.items()) if other != digest]
 
 
 def look(
@@ -123,11 +113,10 @@ def _is_computed_now(state: State, seq: Sequence, start: int, tokens: list[int])
 
 def _elsewhere(memory: KVMemory, roots: Roots, seq: Sequence, tokens: list[int]) -> Miss | None:
     """The prompt's beginning is cached under another root."""
-    mine = roots.of(seq.owner.root)
+    mine = seq.owner.request.cache_salt
     packed = pack(tokens)
-    for digest, root in roots.others(seq.owner.root):
+    for digest, salt in roots.others(seq.owner.root):
         match = memory.indices[0].partial_match(digest, packed)
         if match is not None and match[1] >= len(tokens):
-            same_tenant = mine is not None and root.salt == mine.salt
-            return Miss.OTHER_ADAPTER if same_tenant else Miss.OTHER_SALT
+            return Miss.OTHER_ADAPTER if salt == mine else Miss.OTHER_SALT
     return None

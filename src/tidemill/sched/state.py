@@ -71,9 +71,8 @@ class State:
 
     def explain(self, owner: RequestState) -> None:
         """A request has come that is to be explained."""
-        request = owner.request
         self.memory.remember_evictions()
-        self.roots.note(owner.root, request.cache_salt, request.adapter)
+        self.roots.note(owner.root, owner.request.cache_salt)
 
     def queue_of(self, seq: Sequence) -> WaitingQueue:
         """Where it waits."""
