@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings_adapters.h"
 #include "bindings_step.h"
 #include "runtime/bandwidth.h"
 #include "runtime/checksum.h"
@@ -181,6 +182,7 @@ void bind_executor(nb::module_& m) {
       .def("layer_hidden", &Handle::layer_hidden)
       .def("candidates", &Handle::candidates);
 
+  bind_adapters(m);
   nb::class_<Executor>(m, "Executor")
       .def(nb::init<int, const std::string&, bool>(), "threads"_a, "isa"_a, "float32_compute"_a)
       .def_prop_ro("isa", &Executor::isa)
@@ -238,6 +240,9 @@ void bind_executor(nb::module_& m) {
              return new Handle(e.submit(std::move(step)), vocab);
            },
            nb::rv_policy::take_ownership)
+      .def("new_adapter", &Executor::new_adapter)
+      .def("load_adapter", &Executor::load_adapter, "slot"_a, "adapter"_a.none(),
+           nb::call_guard<nb::gil_scoped_release>())
       .def("copy_blocks",
            [](Executor& e, int64_t group, const Pairs& pairs) {
              nb::gil_scoped_release release;

@@ -157,6 +157,9 @@ StepInput read_step(nb::handle inputs) {
     step.override_rows.assign(vectors.data(), vectors.data() + vectors.size());
   }
   if (!inputs.attr("second").is_none()) step.second = read<int32_t>(inputs, "second");
+  if (!nb::getattr(inputs, "adapters", nb::none()).is_none()) {
+    step.adapters = read<int32_t>(inputs, "adapters");
+  }
   return step;
 }
 

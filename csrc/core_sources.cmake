@@ -9,9 +9,11 @@ set(TIDEMILL_CORE_SOURCES
   memory/cache.cpp
   memory/memory.cpp
   memory/states.cpp
+  model/adapters.cpp
   model/attend.cpp
   model/attention.cpp
   model/build_model.cpp
+  model/changes.cpp
   model/decoder.cpp
   model/embedding.cpp
   model/experts.cpp

@@ -41,6 +41,21 @@ struct PackedMatrix {
   const uint8_t* data; // 64-byte aligned
 };
 
+// A low-rank change of a product with a matrix [n, k]: y becomes (y + B (scale * A x)) * factor + shift.
+// Values of A and B are float if `wide`, else bfloat16; x is packed as F32 or BF16 activations
+// accordingly.
+constexpr int64_t kLowRankStep = 32;  // rows of A are zero-padded to a multiple of so many values
+struct LowRank {
+  bool wide;
+  int64_t n, k, rank;          // rank 0: only factor and shift
+  int64_t a_stride;            // bytes
+  const uint8_t *a, *b;        // [rank, k]; panels [rank, kPanel] of B, the last padded with zeros
+  float scale;
+  const float *factor, *shift; // per output, padded to whole panels, or null
+
+  ActType act() const { return wide ? ActType::F32 : ActType::BF16; }
+};
+
 // Geometry and storage of one layer's KV cache. The layout inside a block is the kernels' own.
 struct KvLayer {
   KvType type;
@@ -152,6 +167,15 @@ struct KernelTable {
                KvPrefetch* kv_prefetch);
   // Dequantizes row n of a packed matrix (embedding lookup in a tied matrix).
   void (*unpack_row)(const PackedMatrix& w, int64_t row, float* out);
+
+  // --- low-rank changes of some rows: rows[0 .. count), ascending indices ---
+  // u[i * rank + r] = scale * A[r] x of row rows[i], for r in [r0, r1).
+  void (*low_rank_down)(const LowRank& w, const uint8_t* acts, int64_t act_stride,
+                        const int32_t* rows, int64_t count, int64_t r0, int64_t r1, float* u);
+  // Changes outputs of panels [p0, p1); row rows[i] is at out + (rows[i] - row0) * ldo, whose first
+  // value is the first output of panel p0.
+  void (*low_rank_up)(const LowRank& w, const float* u, const int32_t* rows, int64_t count,
+                      int64_t row0, int64_t p0, int64_t p1, float* out, int64_t ldo);
 
   // --- elementwise, one row each ---
   void (*to_float)(WeightType from, const void* source, int64_t count, float* out);

@@ -4,6 +4,7 @@
 
 #include "kernels/kernels.h"
 #include "memory/memory.h"
+#include "model/adapters.h"
 
 namespace tidemill {
 
@@ -19,6 +20,8 @@ void for_each_act(unsigned types, Body&& body) {
 struct Acts {
   Buffer<uint8_t> rows[kActTypes];
   int64_t stride[kActTypes] = {};
+  // The adapters of the rows, set before rows are packed; null: no row of the step has one.
+  const RowAdapters* adapters = nullptr;
 
   // Rows hold up to k values.
   void set_width(const KernelTable& kernels, int64_t k) {
@@ -27,7 +30,14 @@ struct Acts {
     }
   }
   void ensure(unsigned types, int64_t count) {
-    for_each_act(types, [&](int act) { rows[act].ensure(count * stride[act]); });
+    for_each_act(types | adapter_types(), [&](int act) { rows[act].ensure(count * stride[act]); });
+  }
+  // The type that adapters' products read, as a set; it is packed of the rows that have one.
+  unsigned adapter_types() const {
+    return adapters == nullptr ? 0u : 1u << static_cast<int>(adapters->groups().front().adapter->act());
+  }
+  unsigned adapter_types_of(int64_t row) const {
+    return adapters == nullptr || adapters->of(row) == nullptr ? 0u : adapter_types();
   }
   uint8_t* row(int act, int64_t index) const { return rows[act].data() + index * stride[act]; }
 };

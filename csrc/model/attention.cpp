@@ -63,8 +63,7 @@ void AttentionBlock::write(const DecoderLayer& layer, const KvLayer& kv) {
   const AttnShape& a = layer.attention;
   if (!layer.k) {
     return context_.for_each_token(context_.tokens, [&](int64_t t, int) {
-      norm_and_rope(layer, context_.positions[static_cast<size_t>(t)], {0, a.kv_heads},
-                    qkv_.data() + t * qkv_width_);
+      norm_and_rope(layer, t, {0, a.kv_heads}, qkv_.data() + t * qkv_width_);
     });
   }
   const int64_t q_width = int64_t{a.heads} * a.head_dim, k_width = int64_t{a.kv_heads} * a.head_dim;
@@ -77,7 +76,7 @@ void AttentionBlock::write(const DecoderLayer& layer, const KvLayer& kv) {
   kv_.for_each_write(layer, kv, shares, [&](const StepKv::Write& w) {
     const Heads heads{w.share * a.kv_heads / shares, (w.share + 1) * a.kv_heads / shares};
     float* const q = qkv_.data() + w.token * qkv_width_;
-    norm_and_rope(layer, w.position, heads, q);
+    norm_and_rope(layer, w.token, heads, q);
     KvLayer part = kv;
     part.base += heads.first * head_bytes;
     part.kv_heads = static_cast<int32_t>(heads.end - heads.first);
@@ -86,9 +85,10 @@ void AttentionBlock::write(const DecoderLayer& layer, const KvLayer& kv) {
   });
 }
 
-void AttentionBlock::norm_and_rope(const DecoderLayer& layer, int64_t position, const Heads& heads,
+void AttentionBlock::norm_and_rope(const DecoderLayer& layer, int64_t token, const Heads& heads,
                               float* qkv) const {
   const KernelTable& kernels = context_.kernels;
+  const int64_t position = context_.positions[static_cast<size_t>(token)];
   const AttnShape& a = layer.attention;
   const int64_t dim = a.head_dim, group = a.heads / a.kv_heads, count = heads.end - heads.first;
   const bool own = layer.kv_layer < 0;
@@ -101,7 +101,7 @@ void AttentionBlock::norm_and_rope(const DecoderLayer& layer, int64_t position, 
       kernels.rms_norm(v + h * dim, layer.qk_norm.v.weight, context_.model.norm_eps, dim, v + h * dim);
     }
   }
-  if (!layer.qk_norm.after_rope) norm_heads(layer, heads, q, k);
+  if (!layer.qk_norm.after_rope) norm_heads(layer, token, heads, q, k);
   if (layer.clip > 0) {
     kernels.clamp(q, layer.clip, count * group * dim);
     if (own) {
@@ -115,13 +115,13 @@ void AttentionBlock::norm_and_rope(const DecoderLayer& layer, int64_t position, 
     kernels.rope(q, count * group, dim, rope.dim(), cos_sin);
     if (own) kernels.rope(k, count, dim, rope.dim(), cos_sin);
   }
-  if (layer.qk_norm.after_rope) norm_heads(layer, heads, q, k);
+  if (layer.qk_norm.after_rope) norm_heads(layer, token, heads, q, k);
   if (layer.temperature.floor > 0) {
     kernels.scale(q, layer.temperature.at(position), count * group * dim);
   }
 }
 
-void AttentionBlock::norm_heads(const DecoderLayer& layer, const Heads& heads, float* q,
+void AttentionBlock::norm_heads(const DecoderLayer& layer, int64_t token, const Heads& heads, float* q,
                            float* k) const {
   const QkNorm& n = layer.qk_norm;
   if (!n.q) return;
@@ -142,8 +142,8 @@ void AttentionBlock::norm_heads(const DecoderLayer& layer, const Heads& heads, f
     }
   };
   const int64_t group = a.heads / a.kv_heads, count = heads.end - heads.first;
-  each(n.q, heads.first * group, count * group, q);
-  if (k != nullptr) each(n.k, heads.first, count, k);
+  each(context_.norm_of(n.q, token), heads.first * group, count * group, q);
+  if (k != nullptr) each(context_.norm_of(n.k, token), heads.first, count, k);
 }
 
 }  // namespace tidemill

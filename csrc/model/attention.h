@@ -28,9 +28,9 @@ class AttentionBlock {
   void write(const DecoderLayer& layer, const KvLayer& kv);
   // For a range of a token's KV heads and the query heads that read them, between the products and the
   // cache.
-  void norm_and_rope(const DecoderLayer& layer, int64_t position, const Heads& heads,
+  void norm_and_rope(const DecoderLayer& layer, int64_t token, const Heads& heads,
                      float* qkv) const;
-  void norm_heads(const DecoderLayer& layer, const Heads& heads, float* q, float* k) const;
+  void norm_heads(const DecoderLayer& layer, int64_t token, const Heads& heads, float* q, float* k) const;
 
   StepContext& context_;
   ResidualStream& stream_;

@@ -31,7 +31,7 @@ class Builder {
                            std::to_string(weight.k) + "] where [" + std::to_string(n) + ", " +
                            std::to_string(k) + "] is needed");
     }
-    return {&weight, vector(c.bias, n)};
+    return {&weight, vector(c.bias, n), c.weight};
   }
 
   Norm norm(const NormConfig& c, int64_t width) const {

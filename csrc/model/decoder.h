@@ -77,6 +77,7 @@ class Decoder {
   PartialRows partial_rows_;
   std::vector<int64_t> hidden_tokens_;  // whose x is kept; empty: none
   std::vector<float> layer_hidden_;
+  RowAdapters logit_adapters_;
 };
 
 }  // namespace tidemill

@@ -40,6 +40,7 @@ void EmbeddingBlock::run(const std::vector<int32_t>& token_ids) {
       std::copy_n(given, model.hidden, out);
     } else {
       read_row(kernels, model.embedding, token_ids[at], model.hidden, out);
+      if (context_.adapters != nullptr) apply_adapter(t, token_ids[at], out);
       if (model.embed_scale != 1.0f) kernels.scale(out, model.embed_scale, model.hidden);
     }
     if (model.positions != nullptr) {
@@ -52,8 +53,13 @@ void EmbeddingBlock::run(const std::vector<int32_t>& token_ids) {
       kernels.unpack_row(*model.types, second > 0 && context_.positions[at] >= second, row);
       kernels.add(out, row, model.hidden);
     }
-    if (model.embed_norm) context_.apply_norm(model.embed_norm, out, out);
+    if (model.embed_norm) context_.apply_norm(context_.norm_of(model.embed_norm, t), out, out);
   });
+}
+
+void EmbeddingBlock::apply_adapter(int64_t token, int64_t id, float* row) const {
+  const Adapter* const adapter = context_.adapters->of(token);
+  if (adapter != nullptr && adapter->embedding() != nullptr) adapter->embed(id, context_.model.hidden, row);
 }
 
 LayerInputsBlock::LayerInputsBlock(StepContext& context, ResidualStream& stream)

@@ -18,6 +18,8 @@ class EmbeddingBlock {
   void run(const std::vector<int32_t>& token_ids);
 
  private:
+  void apply_adapter(int64_t token, int64_t id, float* row) const;
+
   StepContext& context_;
   ResidualStream& stream_;
 };

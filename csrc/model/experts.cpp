@@ -81,8 +81,8 @@ void ExpertsBlock::run_own_norms(const Experts& moe, const Norm& norm, const Lin
   run_chosen(moe, out);
   context_.for_each_token(tokens, [&](int64_t t, int) {
     float *const row = out + t * stream_.stride(), *const from = shared + t * stream_.stride();
-    context_.apply_norm(moe.experts_post, row, row);
-    context_.apply_norm(moe.shared_post, from, from);
+    context_.apply_norm(context_.norm_of(moe.experts_post, t), row, row);
+    context_.apply_norm(context_.norm_of(moe.shared_post, t), from, from);
     context_.kernels.add(row, from, hidden);
   });
 }
@@ -150,6 +150,9 @@ void ExpertsBlock::fill_slots(const Experts& moe) {
   const auto slots = static_cast<int64_t>(slot_token_.size());
   const int64_t hidden = context_.model.hidden;
   const unsigned types = expert_input_acts(moe);
+  slot_acts_.adapters = context_.adapters_of(slot_adapters_, slots, [&](int64_t slot) {
+    return slot_token_[static_cast<size_t>(slot)];
+  });
   slot_acts_.ensure(types, slots);
   if (moe.scale_inputs) {
     context_.for_each_token(slots, [&](int64_t slot, int thread) {
@@ -163,7 +166,7 @@ void ExpertsBlock::fill_slots(const Experts& moe) {
   }
   const Acts& acts = context_.acts;
   context_.for_each_token(slots, [&](int64_t slot, int) {
-    for_each_act(types, [&](int act) {
+    for_each_act(types | slot_acts_.adapter_types_of(slot), [&](int act) {
       std::memcpy(slot_acts_.row(act, slot), acts.row(act, slot_token_[static_cast<size_t>(slot)]),
                   static_cast<size_t>(acts.stride[act]));
     });
@@ -172,7 +175,7 @@ void ExpertsBlock::fill_slots(const Experts& moe) {
 
 void ExpertsBlock::run_slots(const Experts& moe) {
   const auto slots = static_cast<int64_t>(slot_token_.size());
-  feed_forward_.ensure(expert_down_acts(moe), slots);
+  feed_forward_.ensure(expert_down_acts(moe), slots, slot_acts_.adapters);
   slot_out_.ensure(slots * stream_.stride());
   std::vector<const FeedForward*> expert_of(static_cast<size_t>(slots));
   const auto each = [&](auto&& body) {

@@ -46,6 +46,7 @@ class ExpertsBlock {
   std::vector<int32_t> chosen_;  // [tokens, top_k]
   std::vector<float> shares_;    // [tokens, top_k]
   // A slot is one (token, expert) pair; slots are sorted by expert.
+  RowAdapters slot_adapters_;
   Acts slot_acts_;
   std::vector<int64_t> slot_of_;  // [tokens, top_k]
   std::vector<int64_t> slot_token_;

@@ -35,7 +35,8 @@ LinearList FeedForwardBlock::first_products(const FeedForward& mlp, int64_t rows
   return {&mlp.gate, &mlp.up};
 }
 
-void FeedForwardBlock::ensure(unsigned down_types, int64_t count) {
+void FeedForwardBlock::ensure(unsigned down_types, int64_t count, const RowAdapters* adapters) {
+  down_acts_.adapters = adapters;
   rows_.ensure(count * width_);
   down_acts_.ensure(down_types, count);
 }
@@ -50,7 +51,7 @@ Product FeedForwardBlock::up_product(const FeedForward& mlp, int64_t first, int6
 
 void FeedForwardBlock::run(const FeedForward& mlp, const LinearList& following, float* out) {
   const int64_t rows = context_.tokens;
-  ensure(act_bit(mlp.down), rows);
+  ensure(act_bit(mlp.down), rows, context_.acts.adapters);
   context_.products.prefetch({&mlp.down}, rows);
   fuses_gate_up(mlp, rows) ? compute_gate_up_fused(mlp) : compute_gate_up(mlp);
   context_.products.prefetch(following, rows);
@@ -74,6 +75,7 @@ void FeedForwardBlock::compute_gate_up_fused(const FeedForward& mlp) {
   const int64_t most = fused_panels(plan.row_block);
   const int64_t scratch = plan.row_block * row_stride(2 * most * kPanel);
   fused_.ensure(scratch * context_.pool.threads());
+  context_.products.prepare({&mlp.gate, &mlp.up}, rows, context_.acts);
   context_.products.for_each_block(plan, rows, most, [&](const Products::Block& block, int thread) {
     compute_fused_block(mlp, block, thread, fused_.data() + thread * scratch);
   });
@@ -98,8 +100,11 @@ void FeedForwardBlock::compute_fused_block(const FeedForward& mlp, const Product
     float* const made = packs ? gate : row(block.row + r) + n0;
     activate(mlp, gate, gate + width, count, made);
     if (packs) {
-      context_.kernels.pack_act_part(down, made, n0, count, mlp.down.weight->k,
-                                     down_acts_.row(static_cast<int>(down), block.row + r));
+      const unsigned types = act_bit(mlp.down) | down_acts_.adapter_types_of(block.row + r);
+      for_each_act(types, [&](int act) {
+        context_.kernels.pack_act_part(static_cast<ActType>(act), made, n0, count, mlp.down.weight->k,
+                                       down_acts_.row(act, block.row + r));
+      });
     }
   }
 }

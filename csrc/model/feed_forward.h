@@ -30,7 +30,8 @@ class FeedForwardBlock {
 
   // For mixtures of experts, whose rows are of several blocks: room for the outputs of gate and up of
   // `count` rows and the rows packed for `down`.
-  void ensure(unsigned down_types, int64_t count);
+  // `adapters`: of those rows.
+  void ensure(unsigned down_types, int64_t count, const RowAdapters* adapters);
   // Products of rows [first, first + rows) of some acts, into the same rows here.
   Product gate_product(const FeedForward& mlp, int64_t first, int64_t rows) const;
   Product up_product(const FeedForward& mlp, int64_t first, int64_t rows) const;

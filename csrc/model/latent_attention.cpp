@@ -48,7 +48,7 @@ void LatentAttentionBlock::project(const DecoderLayer& layer) {
   context_.products.multiply({kv_down, {&l.q_down, low, low_rank_width_, 0, tokens}}, context_.acts);
   context_.for_each_token(tokens, [&](int64_t t, int) {
     float* row = low + t * low_rank_width_;
-    context_.kernels.rms_norm(row, l.q_norm.weight, l.norm_eps, rank, row);
+    context_.kernels.rms_norm(row, context_.norm_of(l.q_norm, t).weight, l.norm_eps, rank, row);
     context_.pack_row(act_bit(layer.q), row, rank, t, context_.acts);
   });
   context_.products.multiply({q}, context_.acts);
@@ -60,7 +60,7 @@ void LatentAttentionBlock::write(const DecoderLayer& layer, const KvLayer& kv) {
   const int64_t heads = layer.attention.heads;
   kv_.for_each_write(layer, kv, 1, [&](const StepKv::Write& w) {
     float* latent = latents_.data() + w.token * latents_width_;
-    kernels.rms_norm(latent, l.kv_norm.weight, l.norm_eps, l.rank, latent);
+    kernels.rms_norm(latent, context_.norm_of(l.kv_norm, w.token).weight, l.norm_eps, l.rank, latent);
     if (layer.rope >= 0) {
       const RopeTable& rope = context_.model.ropes[static_cast<size_t>(layer.rope)];
       const float* cos_sin = rope.at(w.position);
@@ -77,6 +77,9 @@ void LatentAttentionBlock::absorb_queries(const DecoderLayer& layer) {
   const AttnShape& a = layer.attention;
   unsigned acts = 0;
   for (size_t h = 0; h < l.k_up.size(); ++h) acts |= act_bit(l.k_up[h]) | act_bit(l.v_up[h]);
+  head_acts_.adapters = context_.adapters_of(head_adapters_, context_.tokens * a.heads, [&](int64_t i) {
+    return i % context_.tokens;
+  });
   head_acts_.ensure(acts, context_.tokens * a.heads);
   context_.for_each_token(context_.tokens, [&](int64_t t, int) {
     const float* query = queries_.data() + t * queries_width_;

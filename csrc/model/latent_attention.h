@@ -39,6 +39,7 @@ class LatentAttentionBlock {
   int64_t absorbed_width_ = 0, heads_width_ = 0, queries_width_ = 0, low_rank_width_ = 0;
   int64_t latents_width_ = 0, head_k_ = 0;
   Buffer<float> absorbed_, heads_, queries_, low_rank_, latents_;
+  RowAdapters head_adapters_;
   Acts head_acts_;
   std::vector<Product> products_;
 };

@@ -7,6 +7,7 @@ namespace tidemill {
 struct Linear {
   const PackedMatrix* weight = nullptr;
   const float* bias = nullptr;  // padded to whole panels, or null
+  int id = -1;                  // of the weight: adapters name matrices by it
   explicit operator bool() const { return weight != nullptr; }
 };
 

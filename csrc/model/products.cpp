@@ -22,7 +22,8 @@ int64_t block_height(int64_t rows, int64_t most) {
 
 }  // namespace
 
-Products::Products(const KernelTable& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {
+Products::Products(const KernelTable& kernels, ThreadPool& pool)
+    : kernels_(kernels), pool_(pool), changes_(kernels, pool) {
   if (is_zen5_or_later()) kv_prefetch_.resize(static_cast<size_t>(pool.threads()));
 }
 
@@ -38,6 +39,13 @@ Products::Plan Products::plan(const PackedMatrix& w, int64_t rows, int64_t first
 }
 
 void Products::multiply(const Product* products, size_t count, const Acts& acts) {
+  changes_.clear();
+  if (acts.adapters != nullptr) {
+    for (const Product* product = products; product < products + count; ++product) {
+      changes_.add(*product->linear, acts, product->first_row, product->rows);
+    }
+    if (!changes_.empty()) changes_.prepare(acts);
+  }
   plans_.clear();
   int64_t items = 0;
   for (const Product* product = products; product < products + count; ++product) {
@@ -59,15 +67,48 @@ void Products::multiply(const Product* products, size_t count, const Acts& acts)
   });
 }
 
+void Products::prepare(std::initializer_list<const Linear*> linears, int64_t rows, const Acts& acts) {
+  changes_.clear();
+  if (acts.adapters == nullptr) return;
+  for (const Linear* linear : linears) changes_.add(*linear, acts, 0, rows);
+  if (!changes_.empty()) changes_.prepare(acts);
+}
+
 void Products::compute(const Linear& linear, const Acts& acts, const Block& block, float* out,
                        int64_t ldo, int thread) {
-  PackedMatrix w = *linear.weight;  // from the block's first panel on
+  multiply_block(*linear.weight, linear.bias, acts, block, out, ldo, thread);
+  if (!changes_.empty()) change_block(linear, acts, block, out, ldo, thread);
+}
+
+void Products::change_block(const Linear& linear, const Acts& acts, const Block& block, float* out,
+                            int64_t ldo, int thread) {
+  changes_.for_each_of(linear, [&](const ProductChanges::Job& job) {
+    const ProductChanges::Rows of = changes_.within(job, block.row, block.rows);
+    if (of.count == 0) return;
+    const MatrixChange& change = *job.change;
+    if (change.replaced.data != nullptr) {
+      for (int64_t i = 0, run; i < of.count; i += run) {
+        const int64_t row = of.rows[i];
+        for (run = 1; i + run < of.count && of.rows[i + run] == row + run;) ++run;
+        multiply_block(change.replaced, linear.bias, acts, {row, run, block.first, block.count},
+                       out + (row - block.row) * ldo, ldo, thread);
+      }
+    }
+    if (!change.changes_outputs()) return;
+    kernels_.low_rank_up(change.low, of.made, of.rows, of.count, block.row, block.first,
+                         block.first + block.count, out, ldo);
+  });
+}
+
+void Products::multiply_block(const PackedMatrix& weight, const float* bias, const Acts& acts,
+                              const Block& block, float* out, int64_t ldo, int thread) {
+  PackedMatrix w = weight;  // from the block's first panel on
   const int64_t n0 = block.first * kPanel;
   w.n -= n0;
   w.data += block.first * w.panel_bytes;
   const int act = static_cast<int>(w.act);
   kernels_.gemm(w, acts.row(act, block.row), acts.stride[act], block.rows, 0, block.count,
-                linear.bias ? linear.bias + n0 : nullptr, out, ldo, pool_.threads() == 1,
+                bias ? bias + n0 : nullptr, out, ldo, pool_.threads() == 1,
                 kv_prefetch_.empty() ? nullptr : &kv_prefetch_[static_cast<size_t>(thread)]);
 }
 

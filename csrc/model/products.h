@@ -4,10 +4,10 @@
 // block with `for_each_block`. Either way each block of rows and panels is computed by `compute`: no
 // other code calls a kernel's gemm. What concerns every product of every model attaches here:
 //
-// - Adapters (low-rank updates, W x + B (A x)): a Linear's address tells which matrix of which layer is
+// - Adapters (low-rank updates, W x + B (A x)): a Linear's id tells which matrix of which layer is
 //   multiplied, and a block which of the packed rows. `compute` adds B (A x) to its panels after the
-//   kernel; A x is computed before the loop starts, from the same packed rows. Rows without an adapter
-//   get the arithmetic they have now (promise 6).
+//   kernel; A x is computed before the loop starts, by `multiply` or `prepare`. Rows without an adapter
+//   get the arithmetic they have without adapters (promise 6).
 // - Tensor parallelism: a Linear may be a shard. Where shards split k, a product's outputs are partial
 //   sums, which are reduced where `multiply` returns.
 // - Prefetching, of the weights that later products read and of K and V.
@@ -20,6 +20,7 @@
 
 #include "kernels/kernels.h"
 #include "model/acts.h"
+#include "model/changes.h"
 #include "model/linear.h"
 #include "runtime/threadpool.h"
 
@@ -69,6 +70,8 @@ class Products {
       }
     });
   }
+  // Before a loop over blocks of these products of `rows` rows: what adapters add to them.
+  void prepare(std::initializer_list<const Linear*> linears, int64_t rows, const Acts& acts);
   // Computes one block, into out [rows, ldo], whose first column is the first output of the block's
   // first panel. Called by the threads of a loop.
   void compute(const Linear& linear, const Acts& acts, const Block& block, float* out, int64_t ldo,
@@ -88,8 +91,14 @@ class Products {
             std::min(most_panels, plan.panels - first)};
   }
 
+  void multiply_block(const PackedMatrix& weight, const float* bias, const Acts& acts, const Block& block,
+                      float* out, int64_t ldo, int thread);
+  void change_block(const Linear& linear, const Acts& acts, const Block& block, float* out, int64_t ldo,
+                    int thread);
+
   const KernelTable& kernels_;
   ThreadPool& pool_;
+  ProductChanges changes_;
   std::vector<Plan> plans_;
   std::vector<KvPrefetch> kv_prefetch_;
 };

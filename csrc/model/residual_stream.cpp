@@ -11,7 +11,7 @@ void ResidualStream::apply_to(int64_t token, float* scratch) {
   for (const Residual& residual : pending) {
     const float* values = residual.values + token * stride_;
     if (residual.post && !model.norm_sums) {
-      context_.apply_norm(residual.post, values, scratch);
+      context_.apply_norm(context_.norm_of(residual.post, token), values, scratch);
       values = scratch;
     }
     const float scale = model.residual_scale * residual.scale;
@@ -20,7 +20,7 @@ void ResidualStream::apply_to(int64_t token, float* scratch) {
     } else {
       kernels.add_scaled(x, values, scale, model.hidden);
     }
-    if (residual.post && model.norm_sums) context_.apply_norm(residual.post, x, x);
+    if (residual.post && model.norm_sums) context_.apply_norm(context_.norm_of(residual.post, token), x, x);
     if (residual.after != 1.0f) kernels.scale(x, residual.after, model.hidden);
   }
 }
@@ -41,7 +41,7 @@ void ResidualStream::norm_and_pack(const Norm& norm, unsigned acts, float* keep)
     float* const scratch = context_.scratch(thread);
     apply_to(t, scratch);
     if (norm) {
-      context_.apply_norm(norm, x, scratch);
+      context_.apply_norm(context_.norm_of(norm, t), x, scratch);
       x = scratch;
     }
     context_.pack_row(acts, x, hidden, t, context_.acts);

@@ -11,6 +11,18 @@ void StepContext::finish() {
 void StepContext::begin(const StepInput& input, KvCache& kv) {
   step = &input;
   cache = &kv;
+  token_adapters_.clear();
+  adapters = nullptr;
+  if (!input.held_adapters.empty()) {
+    for (int64_t r = 0; r < input.rows(); ++r) {
+      const auto i = static_cast<size_t>(r);
+      for (int64_t t = input.row_start[i]; t < input.row_start[i + 1]; ++t) {
+        token_adapters_.add(input.held_adapters[i].get());
+      }
+    }
+    adapters = token_adapters_.groups().empty() ? nullptr : &token_adapters_;
+  }
+  acts.adapters = adapters;
   acts.ensure(types_, input.tokens());
   positions.resize(static_cast<size_t>(input.tokens()));
   row_of.resize(static_cast<size_t>(input.tokens()));

@@ -31,6 +31,16 @@ class StepContext {
   KvCache* cache = nullptr;
   int64_t tokens = 0;  // computed in the current layer: the first ones of the step
   std::vector<int64_t> positions, row_of;  // per token: its position, and its row in the step
+  const RowAdapters* adapters = nullptr;   // of all tokens; null: none
+  // The adapters of `count` rows, each of a token, for activations that are no tokens' in order; null
+  // where the step has none.
+  template <class TokenOf>
+  const RowAdapters* adapters_of(RowAdapters& made, int64_t count, TokenOf&& token_of) const {
+    if (adapters == nullptr) return nullptr;
+    made.clear();
+    for (int64_t i = 0; i < count; ++i) made.add(adapters->of(token_of(i)));
+    return made.groups().empty() ? nullptr : &made;
+  }
 
   // While the decoder is built: a product of `acts` with this linear will be issued.
   void reads(const Linear& linear) {
@@ -52,7 +62,7 @@ class StepContext {
   // Room for a row per thread.
   float* scratch(int thread) const { return scratch_.data() + thread * scratch_width_; }
   void pack_row(unsigned types, const float* row, int64_t k, int64_t index, Acts& to) const {
-    for_each_act(types, [&](int act) {
+    for_each_act(types | to.adapter_types_of(index), [&](int act) {
       kernels.pack_act(static_cast<ActType>(act), row, k, to.row(act, index));
     });
   }
@@ -64,6 +74,13 @@ class StepContext {
   }
   // A norm of the model's kind, over `hidden` values.
   void apply_norm(const Norm& norm, const float* x, float* out) const;
+  // The norm as the token's adapter has it.
+  Norm norm_of(const Norm& norm, int64_t token) const {
+    if (adapters == nullptr) return norm;
+    const Adapter* const adapter = adapters->of(token);
+    if (adapter == nullptr || !adapter->replaces_vectors()) return norm;
+    return {adapter->vector(norm.weight), adapter->vector(norm.bias)};
+  }
 
   // Runs body(token, thread) for `count` tokens.
   template <class Body>
@@ -75,6 +92,7 @@ class StepContext {
   }
 
  private:
+  RowAdapters token_adapters_;
   unsigned types_ = 0;  // of activations
   int64_t width_ = 0, scratch_width_ = 0;
   Buffer<float> scratch_;

@@ -23,6 +23,7 @@ class WeightStore {
  public:
   WeightStore(const KernelTable& kernels, ThreadPool& pool, bool float32_compute);
 
+  bool float32_compute() const { return float32_compute_; }
   // Bytes of a packed matrix in this store.
   int64_t matrix_bytes(WeightType type, int64_t n, int64_t k) const;
   // Reserves memory for all matrices at once; Error (Resource) if refused.

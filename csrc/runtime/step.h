@@ -3,9 +3,12 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace tidemill {
+
+class Adapter;
 
 enum : uint8_t { kLogitsNone = 0, kLogitsLast = 1, kLogitsAll = 2 };
 enum : uint8_t { kHiddenNone = 0, kHiddenLast = 1, kHiddenAll = 2 };
@@ -89,6 +92,9 @@ struct StepInput {
   std::vector<int32_t> override_tokens;  // ascending: tokens whose embedding is given
   std::vector<float> override_rows;      // [override_tokens, hidden]
   std::vector<int32_t> second;  // per row: first token of type 1; 0: none; empty: no row has any
+  std::vector<int32_t> adapters;  // per row: slot of its adapter; -1: none; empty: no row has any
+  // Per row what its slot held when the step was submitted; null: none; empty: no row has any.
+  std::vector<std::shared_ptr<const Adapter>> held_adapters;
 
   int64_t rows() const { return static_cast<int64_t>(context_len.size()); }
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }

@@ -91,6 +91,12 @@ void check_vectors(const StepInput& step, const StepLimits& limits) {
                "override_rows");
 }
 
+void check_adapters(const StepInput& step) {
+  if (step.adapters.empty()) return;
+  require_size(step.adapters, step.rows(), "adapters");
+  for (const int32_t slot : step.adapters) require(slot >= -1, "adapters", "no such slot");
+}
+
 void check_tokens(const StepInput& step, const StepLimits& limits) {
   for (const int32_t token : step.token_ids) {
     require(token < limits.vocab, "token_ids",
@@ -242,6 +248,7 @@ void check_step(const StepInput& step, const StepLimits& limits) {
   check_rows(step);
   check_drafts(step);
   check_types(step, limits);
+  check_adapters(step);
   check_tokens(step, limits);
   check_blocks(step, limits);
   limits.cache.states().check(step);

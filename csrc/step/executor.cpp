@@ -9,6 +9,8 @@ namespace tidemill {
 
 namespace {
 
+constexpr int64_t kMostAdapters = 1 << 16;
+
 const KernelTable& kernels_named(const std::string& isa) {
   const KernelTable* table = select_kernels(isa.empty() ? nullptr : isa.c_str());
   if (table == nullptr) {
@@ -78,12 +80,32 @@ std::shared_ptr<Step> Executor::submit(StepInput input) {
   check_open();
   const KvCache& kv = cache();
   if (kv.bytes() == 0) throw internal_error("no KV cache is allocated");
+  if (!input.adapters.empty()) hold_adapters(input);
   const auto check = [&](const StepInput& step, const std::vector<uint8_t>* previous) {
     check_step(step, {model_.vocab, model_.max_positions,
                       static_cast<int64_t>(model_.layers.size()), model_.hidden,
                       model_.types == nullptr ? 0 : model_.types->n, model_.causal, kv, previous});
   };
   return queue_->submit(std::move(input), model_.vocab, check);
+}
+
+void Executor::load_adapter(int64_t slot, std::shared_ptr<const Adapter> adapter) {
+  if (slot < 0 || slot >= kMostAdapters) throw internal_error("no such slot of adapters");
+  std::lock_guard lock(loading_adapters_);
+  const auto at = static_cast<size_t>(slot);
+  if (adapters_.size() <= at) adapters_.resize(at + 1);
+  adapters_[at].swap(adapter);
+}
+
+void Executor::hold_adapters(StepInput& step) {
+  std::lock_guard lock(loading_adapters_);
+  for (const int32_t slot : step.adapters) {
+    const auto at = static_cast<size_t>(slot);
+    if (slot >= 0 && (at >= adapters_.size() || !adapters_[at])) {
+      throw internal_error("adapters: slot " + std::to_string(slot) + " is empty", "adapters");
+    }
+    step.held_adapters.push_back(slot < 0 ? nullptr : adapters_[at]);
+  }
 }
 
 void Executor::copy_blocks(int64_t group, const int32_t* pairs, int64_t count) {

@@ -9,6 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "memory/cache.h"
+#include "model/adapters.h"
 #include "model/build_model.h"
 #include "model/decoder.h"
 #include "model/weights.h"
@@ -40,6 +41,13 @@ class Executor {
   void retype_cache(int type);
 
   std::shared_ptr<Step> submit(StepInput input);
+  // An empty adapter of this model, to be filled and then loaded.
+  std::shared_ptr<Adapter> new_adapter() const {
+    return std::make_shared<Adapter>(kernels_, weights_.float32_compute());
+  }
+  // Steps submitted from now on find the adapter in the slot (null: nothing). Those in flight keep what
+  // they were submitted with.
+  void load_adapter(int64_t slot, std::shared_ptr<const Adapter> adapter);
   void copy_blocks(int64_t group, const int32_t* pairs, int64_t count);
   // See KvCache. Error (Internal) if a step is outstanding.
   void give_back_blocks(int64_t group, const int32_t* blocks, int64_t count);
@@ -63,12 +71,15 @@ class Executor {
  private:
   KvCache& cache() const;
   void check_open() const;
+  void hold_adapters(StepInput& step);
 
   const KernelTable& kernels_;
   ThreadPool pool_;
   WeightStore weights_;
   DecoderModel model_;
   std::optional<KvCache> cache_;
+  std::mutex loading_adapters_;
+  std::vector<std::shared_ptr<const Adapter>> adapters_;  // by slot
   std::unique_ptr<StepRunner> runner_;
   std::mutex running_;  // held while a step runs or the cache is accessed from outside
   std::unique_ptr<StepQueue> queue_;

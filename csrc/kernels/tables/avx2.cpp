@@ -10,6 +10,7 @@ namespace tidemill::TIDEMILL_AVX2 {
 #include "kernels/gemm/pack.inl"
 #include "kernels/gemm/activations.inl"
 #include "kernels/gemm/gemm.inl"
+#include "kernels/gemm/low_rank.inl"
 #include "kernels/attention/cache.inl"
 #include "kernels/attention/tiles.inl"
 #include "kernels/attention/span.inl"

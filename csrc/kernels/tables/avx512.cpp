@@ -17,6 +17,7 @@ namespace tidemill::TIDEMILL_AVX512 {
 #include "kernels/gemm/pack.inl"
 #include "kernels/gemm/activations.inl"
 #include "kernels/gemm/gemm.inl"
+#include "kernels/gemm/low_rank.inl"
 #include "kernels/attention/cache.inl"
 #include "kernels/attention/tiles.inl"
 #include "kernels/attention/span.inl"
