@@ -187,6 +187,7 @@ void bind_executor(nb::module_& m) {
       .def(nb::init<int, const std::string&, bool>(), "threads"_a, "isa"_a, "float32_compute"_a)
       .def_prop_ro("isa", &Executor::isa)
       .def_prop_ro("threads", &Executor::threads)
+      .def_prop_ro("float32_compute", [](Executor& e) { return e.weights().float32_compute(); })
       .def("matrix_bytes",
            [](Executor& e, int type, int64_t n, int64_t k) {
              return e.weights().matrix_bytes(static_cast<WeightType>(type), n, k);

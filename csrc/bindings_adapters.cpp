@@ -66,8 +66,8 @@ void replace_product(Adapter& adapter, Executor& e, int id, const Matrix& values
 }
 
 void change_embedding(Adapter& adapter, const Matrix& a, const Matrix& b, float scale,
-                      const std::optional<Vector>& input_gain) {
-  const LowRankValues values = values_of(a, b, scale, std::nullopt, input_gain);
+                      const std::optional<Vector>& gain, const std::optional<Vector>& input_gain) {
+  const LowRankValues values = values_of(a, b, scale, gain, input_gain);
   nb::gil_scoped_release release;
   adapter.change_embedding(static_cast<int64_t>(b.shape(0)), static_cast<int64_t>(a.shape(1)), values);
 }
@@ -91,7 +91,7 @@ void bind_adapters(nb::module_& m) {
            "gain"_a.none(), "input_gain"_a.none())
       .def("shift_product", &shift_product)
       .def("replace_product", &replace_product)
-      .def("change_embedding", &change_embedding, "a"_a, "b"_a, "scale"_a, "input_gain"_a.none())
+      .def("change_embedding", &change_embedding, "a"_a, "b"_a, "scale"_a, "gain"_a.none(), "input_gain"_a.none())
       .def("replace_embedding", &replace_embedding)
       .def("replace_vector", &replace_vector)
       .def("bytes", &Adapter::bytes);

@@ -10,7 +10,7 @@ namespace tidemill {
 namespace {
 
 // Least size of memory that is taken at once where none was reserved.
-constexpr int64_t kChunk = int64_t{64} << 10;
+constexpr int64_t kChunk = int64_t{16} << 10;
 
 // Round to nearest even. NaN and infinity do not arrive here.
 uint16_t bfloat16(float x) {
@@ -43,13 +43,14 @@ int64_t Adapter::embedding_bytes(bool wide, int64_t n, int64_t k, int64_t rank) 
 
 uint8_t* Adapter::place(int64_t bytes) {
   bytes = aligned(bytes);
-  if (chunks_.empty() || used_ + bytes > static_cast<int64_t>(chunks_.back().size())) {
-    chunks_.emplace_back(static_cast<size_t>(std::max(bytes, kChunk)), "an adapter");
+  if (chunks_.empty() || used_ + bytes > chunks_.back().capacity()) {
+    chunks_.emplace_back().ensure(std::max(bytes, kChunk));
     used_ = 0;
   }
   uint8_t* const data = chunks_.back().data() + used_;
   used_ += bytes;
   bytes_ += bytes;
+  std::memset(data, 0, static_cast<size_t>(bytes));  // what pads rows and panels
   return data;
 }
 
@@ -70,7 +71,6 @@ void Adapter::store(const float* values, int64_t count, uint8_t* to) const {
   for (int64_t i = 0; i < count; ++i) halves[i] = bfloat16(values[i]);
 }
 
-// Memory of a Region is zero: the padding needs no writes.
 const uint8_t* Adapter::place_rows(const float* values, int64_t rows, int64_t k, int64_t* stride) {
   *stride = aligned(round_up(k, kLowRankStep) * size());
   uint8_t* const data = place(rows * *stride);
@@ -181,6 +181,7 @@ void Adapter::change_embedding(int64_t n, int64_t k, const LowRankValues& values
   store(values.b, n * values.rank, rows);
   embedding_.rows = rows;
   if (values.input_gain != nullptr) low.factor = padded(k, values.input_gain, 1.0f);
+  if (values.gain != nullptr) embedding_.gain = padded(n, values.gain, 1.0f);
 }
 
 void Adapter::replace_embedding(int64_t n, int64_t k, const float* values) {
@@ -207,6 +208,7 @@ void Adapter::embed(int64_t id, int64_t width, float* row) const {
   }
   const int32_t first = 0;
   kernels_.low_rank_up(low, made.data(), &first, 1, 0, 0, (width + kPanel - 1) / kPanel, row, width);
+  if (embedding_.gain != nullptr) kernels_.scale(row, embedding_.gain[id], width);
 }
 
 void RowAdapters::add(const Adapter* adapter) {

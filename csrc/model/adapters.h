@@ -22,11 +22,12 @@ struct MatrixChange {
   bool changes_outputs() const { return low.rank > 0 || low.factor != nullptr || low.shift != nullptr; }
 };
 
-// Rows of the embedding: E'[t] = (E[t] + B[t] A) * factor.
+// Rows of the embedding: E'[t] = gain[t] * (E[t] + B[t] A) * factor.
 struct EmbeddingChange {
   LowRank low{};                      // n = hidden; its `b` are panels of A
   const uint8_t* rows = nullptr;      // [vocab, rank] of B
   const uint8_t* replaced = nullptr;  // [vocab, hidden], or null
+  const float* gain = nullptr;        // [vocab], or null
 };
 
 // A change of a product as it arrives: y = gain * (W x' + scale * B (A x')), x' = input_gain * x. Float
@@ -43,12 +44,14 @@ class Adapter {
  public:
   // `wide`: values are kept as float, else as bfloat16.
   Adapter(const KernelTable& kernels, bool wide) : kernels_(kernels), wide_(wide) {}
+  Adapter(const Adapter&) = delete;
+  Adapter& operator=(const Adapter&) = delete;
 
   // Bytes that change_product and change_embedding will take for a matrix [n, k].
   static int64_t product_bytes(bool wide, int64_t n, int64_t k, int64_t rank);
   static int64_t embedding_bytes(bool wide, int64_t n, int64_t k, int64_t rank);
   // Memory for everything that follows, as one piece; Error (Resource) if refused.
-  void reserve(int64_t bytes) { chunks_.emplace_back(static_cast<size_t>(bytes), "an adapter"); }
+  void reserve(int64_t bytes) { chunks_.emplace_back().ensure(bytes); }
 
   // The product with matrix `id` of the base. With `input_gain` the product is one with the changed
   // matrix instead, made of the base's packed values. `base_bias` is the base's, or null.
@@ -94,7 +97,7 @@ class Adapter {
 
   const KernelTable& kernels_;
   bool wide_;
-  std::deque<Region> chunks_;
+  std::deque<Buffer<uint8_t>> chunks_;
   int64_t used_ = 0;  // of the last chunk
   int64_t bytes_ = 0;
   std::deque<MatrixChange> changes_;

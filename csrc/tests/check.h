@@ -79,6 +79,7 @@ inline const char* name(KvType t) {
 void check_elementwise(const KernelTable& t);
 void check_gemm(const KernelTable& t);
 void check_attention(const KernelTable& t);
+void check_low_rank(const KernelTable& t);
 void check_recurrent(const KernelTable& t);
 void bench(const KernelTable& t, const char* filter, int threads);
 

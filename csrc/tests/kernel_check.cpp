@@ -31,6 +31,7 @@ void check_table(const KernelTable& table) {
   check_gemm(table);
   check_attention(table);
   check_recurrent(table);
+  check_low_rank(table);
   if (std::strstr(table.isa, "avx512bf16")) {  // by the loops of the other processors
     assume_zen5_or_later(!is_zen5_or_later());
     check_gemm(table);

@@ -20,6 +20,7 @@ from tidemill.backends.base import (
     UInt8,
 )
 from tidemill.backends.native import _core, paging
+from tidemill.backends.native.adapters import AdapterLoader
 from tidemill.backends.native.packing import Packing
 from tidemill.backends.native.weights import KV_TYPES, ModelBuilder, check_spec, check_tensors
 from tidemill.base.errors import (
@@ -113,6 +114,7 @@ class NativeBackend:
         builder = ModelBuilder(self._core, spec, tensors, options, packed)
         builder.build()
         self._rows, self._kept = builder.rows, builder.kept
+        self._adapters = AdapterLoader(self._core, spec, builder.matrices, builder.vectors)
         self._matrices = self._core.packed()
         self._is_mapped = builder.kept is not None  # `_matrices`, from a file
         self._allocated: tuple[list[int], int] = ([], 0)
@@ -228,15 +230,13 @@ class NativeBackend:
         return NativeHandle(self._core.submit(inputs, self.spec.vocab_size))
 
     def load_adapter(self, slot: int, changes: Changes) -> int:
-        """See backends.base.Backend; UNSUPPORTED."""
-        raise unsupported(
-            "adapter",
-            "the native backend computes no adapters yet: use --backend torch, or merge it "
-            "(tidemill convert --merge)",
-        )
+        """See backends.base.Backend. Values are kept as bfloat16, as float32 where the backend
+        computes in it."""
+        return self._adapters.load(slot, changes)
 
     def unload_adapter(self, slot: int) -> None:
-        """See backends.base.Backend. Nothing is loaded."""
+        """See backends.base.Backend. Steps in flight keep what they were submitted with."""
+        self._core.load_adapter(slot, None)
 
     def copy_blocks(self, group: int, pairs: Int32) -> None:
         """See backends.base.Backend."""

@@ -149,7 +149,7 @@ class ModelBuilder:
     After `build`, two attributes hold the arrays that the core reads in place and that must outlive
     it: `rows` the file's own embeddings, `kept` the packed matrices of an earlier start, if they
     were found. `unpacked` are the matrices that still have to be packed, in the order a step needs
-    them.
+    them. `matrices` and `vectors` have the core's ids by canonical name.
     """
 
     def __init__(
@@ -173,6 +173,8 @@ class ModelBuilder:
         self.rows: tuple[NDArray[np.uint8], ...] = ()
         self.kept: NDArray[np.uint8] | None = None
         self.unpacked: list[Matrix] = []
+        self.matrices: dict[str, int] = {}
+        self.vectors: dict[str, int] = {}
 
     def build(self) -> None:
         """Reserve the memory of all matrices, read the vectors and describe the layers.
@@ -269,14 +271,17 @@ class ModelBuilder:
         target = WEIGHT_TYPES[packed_type(name, tensor, self._options)]
         if self.kept is None:
             self.unpacked.append(Matrix(name, tensor, WEIGHT_TYPES[tensor.dtype]))
-        return self._core.add_matrix(name, target, *tensor.shape)
+        self.matrices[name] = self._core.add_matrix(name, target, *tensor.shape)
+        return self.matrices[name]
 
     def _vector(self, name: str) -> int:
         tensor = self._tensors[name]
         if tensor.dtype not in FLOAT_TYPES:
             raise unsupported(name, f"{name}: a vector must be float, not {tensor.dtype}")
         (count,) = tensor.shape
-        return self._core.add_vector(name, WEIGHT_TYPES[tensor.dtype], count, as_bytes(tensor))
+        data = as_bytes(tensor)
+        self.vectors[name] = self._core.add_vector(name, WEIGHT_TYPES[tensor.dtype], count, data)
+        return self.vectors[name]
 
     def _constant(self, values: tuple[float, ...]) -> int:
         """A vector that is in no file, added once."""
