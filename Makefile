@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models batches stalls audit sanitizers neon clean fuzz pulls rollouts fuzz-config
+.PHONY: FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models batches stalls audit sanitizers neon clean fuzz pulls rollouts fuzz-config
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -64,6 +64,17 @@ types: test-install ## type check
 
 test: lint types ## everything CI runs, in about 15 minutes on two cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+webui: ## build the page of webui/ into src/tidemill/webui (Node 20)
+	@$(SAY) "installing what the page is built with" npm --prefix webui ci --silent
+	npm --prefix webui run build
+
+webui-check: ## the page's built files are what webui/ gives (Node 20)
+	@$(SAY) "installing what the page is built with" npm --prefix webui ci --silent
+	$(PYTHON) .ci/webui.py
+
+test-ui: test-install ## the page in Debian's Chromium, as people use it (four minutes at most)
+	TIDEMILL_UI_TESTS=all $(BIN)/python -m pytest tests/ui $(PYTEST_ARGS)
 
 brook: test-install ## train the bundled model and its companions (resumes; see training/README.md)
 	nice -n 5 $(BIN)/python -m training.build --minutes $(or $(MINUTES),75) \

@@ -13,7 +13,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
-DEBIAN = ("postgresql",)  # tests/helpers/postgres.py starts one for the store's tests
+# A server that tests/helpers/postgres.py starts, and the browser of tests/ui.
+DEBIAN = ("postgresql", "chromium")
 
 
 def requirements(extra: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -20,18 +21,23 @@ START_SECONDS = 60
 class RealServer:
     """A running server; use it as a context manager.
 
+    Args:
+        flags: of `tidemill serve`.
+        environment: variables that differ from this process's.
+
     Attributes:
         url: base URL without /v1.
         lines: what it printed on stderr so far.
         seconds: from the start of the process to a positive /readyz.
     """
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, environment: dict[str, str] | None = None) -> None:
         started = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tidemill", "serve", "--port", "0", *flags],
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, **(environment or {})},
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -18,7 +18,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.server.access.auth import AuthMiddleware, principal_of, require
 from tidemill.server.access.keys import Role
 from tidemill.server.access.security import Security
-from tidemill.server.admin import health, identity, rollouts
+from tidemill.server.admin import health, identity, rollouts, whoami
 from tidemill.server.admin import models as admin_models
 from tidemill.server.admin import quotas as admin_quotas
 from tidemill.server.admin import requests as admin_requests
@@ -36,6 +36,7 @@ from tidemill.server.dialects.tei.embed import TEI
 from tidemill.server.dialects.tgi.routes import TGI
 from tidemill.server.errors import Rejection, fail, problem_response
 from tidemill.server.openapi import document_of, field_names
+from tidemill.server.page import PageMiddleware
 from tidemill.server.signposts import Signposts
 from tidemill.server.transport.access_log import AccessLogMiddleware
 from tidemill.server.transport.http import HttpServer, make_server
@@ -49,6 +50,7 @@ OPERATORS: tuple[Endpoint, ...] = (
     *health.ENDPOINTS,
     *admin_models.ENDPOINTS,
     *rollouts.ENDPOINTS,
+    *whoami.ENDPOINTS,
     *identity.ENDPOINTS,
     *admin_quotas.ENDPOINTS,
     *admin_usage.ENDPOINTS,
@@ -118,6 +120,7 @@ def build_app(
         own_hosts=security.own_hosts,
         region=security.region,
     )
+    protected = PageMiddleware(protected)
     if security.cors_origins:
         # Outside authentication: a browser sends its preflight request without a key.
         protected = CORSMiddleware(

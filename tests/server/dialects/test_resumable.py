@@ -234,3 +234,28 @@ def test_a_server_may_want_it_for_every_stream(
         plain = http.post(path, json=_body(path))
         assert plain.status_code == 200 and "\nid:" not in plain.text
         assert http.post("/api/generate", json={"model": "tiny", "prompt": "Hi"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_stream_is_ended_by_the_id_of_any_of_its_events(
+    http: httpx.Client, engine: ScriptedEngine, path: str
+) -> None:
+    [(first, _)] = _begun(http, path, 1)
+    assert engine.cancelled == []
+    assert http.delete(f"/v1/streams/{first}").status_code == 204
+    _eventually(lambda: len(engine.cancelled) == 1)
+    assert http.delete(f"/v1/streams/{first}").status_code == 204  # it has ended
+
+
+def test_only_its_own_client_ends_a_stream(engine: ScriptedEngine) -> None:
+    security = Security(keys=StaticKeys(KEYS))
+    first, second = ({"Authorization": f"Bearer {key}"} for key in KEYS)
+    with (
+        serving(fake_context(engine), security) as url,
+        httpx.Client(base_url=url, headers=first) as http,
+    ):
+        [(event, _)] = _begun(http, "/v1/chat/completions", 1)
+        assert http.delete(f"/v1/streams/{event}", headers=second).status_code == 404
+        assert http.delete("/v1/streams/nothing").status_code == 400
+        assert engine.cancelled == []
+        assert http.delete(f"/v1/streams/{event}").status_code == 204

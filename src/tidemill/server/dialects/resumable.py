@@ -13,12 +13,14 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import bad_request
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
+from tidemill.server.dialects.dialect import Endpoint
 from tidemill.server.dialects.respond import RESUMING
 from tidemill.server.errors import reject
 from tidemill.server.recording import record_until
@@ -93,6 +95,25 @@ class Resumable:
             TidemillError, Rejection: the id is none, its stream is not kept, or it answers another
                 request.
         """
+        kept, number = self._find_kept(owner, last)
+        if kept.asked != asked:
+            raise bad_request(
+                "Last-Event-ID",
+                "Last-Event-ID: that stream answers another request (route or body); send the "
+                "request that began it, or this one without the header",
+            )
+        return kept.stream, number + 1
+
+    async def cancel(self, owner: str, last: str) -> None:
+        """End the generation of the stream of an event's id; one that has ended stays as it is.
+
+        Raises:
+            TidemillError, Rejection: the id is none, or its stream is not kept.
+        """
+        kept, _ = self._find_kept(owner, last)
+        await kept.stream.cancel()
+
+    def _find_kept(self, owner: str, last: str) -> tuple[_Kept, int]:
         self._forget_old()
         identity, _, number = last.rpartition(":")
         if not (identity and number.isascii() and number.isdigit() and len(number) < 10):
@@ -105,13 +126,7 @@ class Resumable:
                 param="Last-Event-ID",
                 code="stream_not_found",
             )
-        if kept.asked != asked:
-            raise bad_request(
-                "Last-Event-ID",
-                "Last-Event-ID: that stream answers another request (route or body); send the "
-                "request that began it, or this one without the header",
-            )
-        return kept.stream, int(number) + 1
+        return kept, int(number)
 
     def _forget_old(self) -> None:
         now = monotonic()
@@ -177,3 +192,14 @@ async def resumed(
         await stream.cancel()
         raise
     return stream, 0
+
+
+async def cancel_stream(context: ServerContext, request: Request) -> Response:
+    """End a stream that may be resumed, by the id of any of its events: a client that only leaves
+    has its generation go on, so that it can come back. Its blocks are free within one step."""
+    event: str = request.path_params["event"]
+    await context.kept(Resumable).cancel(principal_of(request).client_id, event)
+    return Response(status_code=204)
+
+
+ENDPOINTS = (Endpoint("DELETE", "/v1/streams/{event}", cancel_stream),)

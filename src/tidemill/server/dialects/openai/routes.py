@@ -10,6 +10,7 @@ from tidemill.server.dialects.openai.errors import error_body
 from tidemill.server.dialects.openai.responses.routes import ENDPOINTS as RESPONSES
 from tidemill.server.dialects.openai.translate import prompt_text
 from tidemill.server.dialects.openai.usage import ENDPOINTS as USAGE
+from tidemill.server.dialects.resumable import ENDPOINTS as STREAMS
 
 _EVENTS = ("text/event-stream",)
 
@@ -46,6 +47,7 @@ OPENAI = Dialect(
         Endpoint("POST", "/score", rerank.score, schema.ScoreRequest),
         Endpoint("GET", "/v1/models", models.list_models),
         Endpoint("GET", "/v1/models/{model:path}", models.get_model),
+        *STREAMS,
         *USAGE,
         Endpoint("POST", "/tokenize", token_routes.tokenize, schema.TokenizeRequest),
         Endpoint("POST", "/detokenize", token_routes.detokenize, schema.DetokenizeRequest),

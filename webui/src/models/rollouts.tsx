@@ -1,0 +1,117 @@
+/** Names with versions: how their traffic is divided, what is known of each, and how to end it. */
+import type { VNode } from "preact";
+import { useState } from "preact/hooks";
+import { call } from "../api/client";
+import { formatNumber, formatSeconds, t } from "../text";
+import { useLoad } from "../ui/load";
+import { notifyError } from "../ui/notice";
+
+interface Arm {
+  version: string;
+  percent: number;
+  requests: number;
+  failures: number;
+}
+
+interface Metric {
+  metric?: string;
+  name?: string;
+  effect?: number | null;
+  estimate?: number | null;
+  low?: number | null;
+  high?: number | null;
+  bound?: number | null;
+}
+
+interface Rollout {
+  name: string;
+  versions: string[];
+  percents: Record<string, number>;
+  running: boolean;
+  rollout: {
+    phase: string;
+    step: number;
+    steps: number[];
+    percent: number;
+    seconds: number;
+    waiting_for: string[];
+    arms: Arm[];
+    metrics: Metric[];
+    events: { kind?: string; event?: string; at?: number; text?: string }[];
+  } | null;
+  experiment: { arms: Arm[] } | null;
+}
+
+export function Rollouts(): VNode | null {
+  const { data, reload } = useLoad(() => call<{ rollouts: Rollout[] }>("admin/rollouts"), 5);
+  if (!data?.rollouts.length) return null;
+  return (
+    <>
+      <h2>{t("rollouts")}</h2>
+      {data.rollouts.map((one) => <RolloutCard key={one.name} rollout={one} onChange={reload} />)}
+    </>
+  );
+}
+
+function RolloutCard({ rollout, onChange }: { rollout: Rollout; onChange: () => Promise<void> }): VNode {
+  const [to, setTo] = useState(rollout.versions.at(-1) ?? "");
+  const act = async (path: string, body: unknown) => {
+    try {
+      await call(path, { body });
+    } catch (problem) {
+      notifyError(problem);
+    }
+    await onChange();
+  };
+  const name = encodeURIComponent(rollout.name);
+  const state = rollout.rollout;
+  const arms = state?.arms ?? rollout.experiment?.arms ?? [];
+  return (
+    <article class="card">
+      <h3 dir="auto">{rollout.name}</h3>
+      <Shares percents={rollout.percents} />
+      {state ? <p>{t("rollouts.state", state.phase, state.step, state.steps.length, formatNumber(state.percent, 1), formatSeconds(state.seconds))} {state.waiting_for.join("; ")}</p> : null}
+      {arms.length ? (
+        <table>
+          <thead><tr><th>{t("rollouts.version")}</th><th class="align-right">{t("rollouts.share")}</th><th class="align-right">{t("models.requests")}</th><th class="align-right">{t("rollouts.failures")}</th></tr></thead>
+          <tbody>
+            {arms.map((arm) => (
+              <tr key={arm.version}><td dir="auto">{arm.version}</td><td class="align-right">{formatNumber(arm.percent, 1)} %</td><td class="align-right">{formatNumber(arm.requests)}</td><td class="align-right">{formatNumber(arm.failures)}</td></tr>
+            ))}
+          </tbody>
+        </table>
+      ) : null}
+      {rollout.running ? (
+        <div class="buttons">
+          <button type="button" onClick={() => void act(`admin/rollouts/${name}/abort`, {})}>{t("rollouts.abort")}</button>
+          <button type="button" class="primary" onClick={() => void act(`admin/rollouts/${name}/promote`, {})}>{t("rollouts.promote")}</button>
+        </div>
+      ) : (
+        <div class="row">
+          <label>{t("rollouts.to")} <select value={to} onChange={(event) => setTo(event.currentTarget.value)}>{rollout.versions.map((version) => <option key={version}>{version}</option>)}</select></label>
+          <button type="button" onClick={() => void act("admin/rollouts", { name: rollout.name, to: to.split("@").at(-1) })}>{t("rollouts.start")}</button>
+        </div>
+      )}
+    </article>
+  );
+}
+
+function Shares({ percents }: { percents: Record<string, number> }): VNode {
+  const parts = Object.entries(percents);
+  let x = 0;
+  return (
+    <>
+      <svg class="stack" viewBox="0 0 1000 24" preserveAspectRatio="none" role="img" aria-label={parts.map(([name, percent]) => `${name} ${percent} %`).join(", ")}>
+        {parts.map(([name, percent], index) => {
+          const width = percent * 10;
+          const rect = <rect key={name} class={`weights-${index % 4}`} x={x} y={0} width={Math.max(0, width - 2)} height={24} />;
+          x += width;
+          return rect;
+        })}
+      </svg>
+      <ul class="legend">
+        {parts.map(([name, percent], index) => <li key={name}><span class={`swatch weights-${index % 4}`} aria-hidden="true" /> {name} <small>{formatNumber(percent, 1)} %</small></li>)}
+      </ul>
+    </>
+  );
+}
