@@ -38,6 +38,7 @@ class Brook:
         self,
         *,
         jump_ahead: bool = True,
+        always_draft: bool = True,
         depth: int = DEPTH,
         path: Path | None = None,
         **config: Any,
@@ -47,7 +48,11 @@ class Brook:
         self.config = EngineConfig(model=model, served_name="brook", **settings)
         opened = open_inproc(self.config, lambda line: None)
         self.core: EngineCore = make_core(
-            opened, self.config, depth=depth, jump_ahead=jump_ahead
+            opened,
+            self.config,
+            depth=depth,
+            jump_ahead=jump_ahead,
+            always_draft=always_draft,
         ).start()
         self.tokenizer = Tokenizer(open_model(model).tokenizer)
         self._open: dict[str, dict[int, Answer]] = {}

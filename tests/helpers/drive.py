@@ -107,6 +107,7 @@ class Machine:
         check: bool = True,
         layers: int = 0,
         speculate: str = "off",
+        always_draft: bool = True,
     ) -> None:
         self.vocab = vocab
         self.memory = KVMemory((num_blocks,) * groups, block_size, prefix_caching=prefix_caching)
@@ -118,6 +119,7 @@ class Machine:
             depth=depth,
             layers=layers,
             speculation=speculate,
+            always_draft=always_draft,
         )
         self.now = 0.0
         self.scheduler = Scheduler(self.memory, limits, (EOS,), clock=lambda: self.now)

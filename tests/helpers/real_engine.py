@@ -100,4 +100,4 @@ def real_core(
         snapshots=snapshots,
         sliced_layers=layers,
     )
-    return make_core(opened, config, depth=depth).start()
+    return make_core(opened, config, depth=depth, always_draft=True).start()

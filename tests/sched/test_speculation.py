@@ -290,3 +290,52 @@ def test_a_drafter_that_fails_ends_drafting_not_the_request() -> None:
     want = expected_tokens(PROMPT, 9, VOCAB)
     assert machine.tokens("a") == want
     assert machine.tokens("b") == (want[: want.index(EOS) + 1] if EOS in want else want)
+
+
+class Fortunate(RightDrafter):
+    """Right for a while, then wrong for good, and certain of nothing."""
+
+    def __init__(self, until: int) -> None:
+        super().__init__()
+        self._until = until
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        right = super().propose(wanted)
+        return [
+            Proposal((), quiet=True)
+            if of.least
+            else (one if len(of.tokens) < self._until else Proposal((1, 2, 3, 4)))
+            for one, of in zip(right, wanted, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_drafter_that_turns_wrong_is_given_up_and_streams_are_launched_ahead(depth: int) -> None:
+    machine = Machine(
+        speculate="auto", depth=depth, always_draft=False, num_blocks=400, max_model_len=900
+    )
+    let_draft(machine.runner, Fortunate(100))
+    machine.backend.cost = lambda x: 0.010 + 0.002 * len(x.token_ids)
+    machine.submit(request("a", PROMPT, 800))
+    ahead = 0
+    while machine.scheduler.has_work:
+        assert machine.launch()
+        if machine.scheduler.overlap_seconds is not None and machine.launch():
+            ahead += 1
+        while machine.in_flight:
+            machine.land()
+    assert machine.tokens("a") == expected_tokens(PROMPT, 800, VOCAB)
+    figures = machine.scheduler.stats().speculation
+    assert figures is not None and figures.drafters[0].accepted[0] >= 5
+    assert len(machine.plans) > 650
+    late = [row for plan in machine.plans[100:] for row in plan.rows if row.draft_token_ids]
+    assert 1 <= len(late) < len(machine.plans) // 20
+    assert depth == 1 or ahead > len(machine.plans) // 2 * 0.9
+
+
+def test_a_request_asks_for_what_is_loaded() -> None:
+    machine = Machine(speculate="auto")
+    machine.submit(request("a", PROMPT, 4, speculation="medusa"))
+    (output,) = machine.collected["a", 0].outputs
+    assert output.error is not None and output.error.param == "speculation"
+    assert "--speculate" in output.error.message and "lookup" in output.error.message

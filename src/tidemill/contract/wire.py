@@ -227,6 +227,41 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     stats: EngineStats | None = None
 
 
+class DrafterFigures(msgspec.Struct, frozen=True, array_like=True):
+    """Counters of a drafter.
+
+    Attributes:
+        drafter: its name.
+        seconds: time it took.
+        verified, accepted: per position in a proposal, drafts that were verified, and those of them
+            that became tokens.
+    """
+
+    drafter: str
+    seconds: float
+    verified: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
+class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Counters of speculation.
+
+    Attributes:
+        steps, tokens: steps with drafts, and the tokens that they gave.
+        saved_seconds: what such steps saved, by the predicted time of steps without.
+        held_out_predicted_seconds, held_out_seconds: of steps that were to have drafts and had
+            none, so that steps without are measured: predicted and measured time.
+        drafters: by name.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    saved_seconds: float = 0.0
+    held_out_predicted_seconds: float = 0.0
+    held_out_seconds: float = 0.0
+    drafters: tuple[DrafterFigures, ...] = ()
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Gauges and counters of the engine at one moment; counters since its start.
 
@@ -240,6 +275,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         forced_tokens: counter: tokens that a constraint forced and no step sampled.
         drafted_tokens, drafts_accepted: counters: drafts verified by speculation, and those of them
             that became tokens.
+        speculation: its other counters; None before a request has drafters.
         grammars_compiled, grammars_reused, grammars_refused: counters.
         grammar_seconds, mask_seconds: counters: compiling (beside the steps), masks.
         last_step_tokens, last_step_rows, last_step_seconds: the latest step.
@@ -269,6 +305,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     forced_tokens: int = 0
     drafted_tokens: int = 0
     drafts_accepted: int = 0
+    speculation: SpeculationFigures | None = None
     grammars_compiled: int = 0
     grammars_reused: int = 0
     grammars_refused: int = 0

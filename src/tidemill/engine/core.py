@@ -716,7 +716,12 @@ class EngineCore:
 
 
 def make_core(
-    opened: OpenedExecutor, config: EngineConfig, *, depth: int = DEPTH, jump_ahead: bool = True
+    opened: OpenedExecutor,
+    config: EngineConfig,
+    *,
+    depth: int = DEPTH,
+    jump_ahead: bool = True,
+    always_draft: bool = False,
 ) -> EngineCore:
     """The core for an opened executor.
 
@@ -725,7 +730,7 @@ def make_core(
         config: the engine's configuration.
         depth: plans that may be in flight (1 or 2). A recurrent model always has 1: of a sequence's
             two states, one is the state before the row in flight, which a rollback restores.
-        jump_ahead: see `sched.policy.Limits`.
+        jump_ahead, always_draft: see `sched.policy.Limits`.
     """
     info = opened.info
     memory = KVMemory(
@@ -750,6 +755,7 @@ def make_core(
         layers=opened.sliced_layers,
         speculation=info.speculation,
         drafters=info.drafters,
+        always_draft=always_draft,
     )
     scheduler = Scheduler(
         memory,

@@ -11,9 +11,10 @@ from tidemill.contract.request import (
     RequestTimings,
     Status,
 )
-from tidemill.sched import snapshots, speculation
+from tidemill.sched import snapshots
 from tidemill.sched.plan_builder import InFlightRow
 from tidemill.sched.sequence import Emission, Sequence
+from tidemill.sched.speculation import drafts
 from tidemill.sched.state import State
 
 
@@ -57,7 +58,7 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
     if seq.drafters and in_flight.sample:
         # A choice may end before all the drafts that came true.
         seq.computed = min(seq.computed, len(seq.tokens))
-        speculation.take_result(state, in_flight, result, accepted[len(result.token_ids) :])
+        drafts.take_result(state, in_flight, result, accepted[len(result.token_ids) :])
     state.forced += len(accepted) - len(result.token_ids) if reason is None else 0
     if in_flight.epoch == seq.epoch:
         _publish(state, seq)

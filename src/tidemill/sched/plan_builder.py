@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tidemill.contract.plan import BlockCopy, NewSequence, Row, StepPlan
+from tidemill.contract.plan import BlockCopy, DraftsWanted, NewSequence, Row, StepPlan
 from tidemill.memory.prefix import BlockKey
 from tidemill.sched.cost import Load
 from tidemill.sched.sequence import Sequence, Slice
+from tidemill.sched.speculation.chosen import NO_CHOICE, Chosen
 
 
 @dataclass(slots=True)
@@ -19,6 +20,7 @@ class InFlightRow:
         start, sample: as in `Row`.
         count: known tokens whose computation it completes; 0 while some layers of them are left.
         drafts: drafts that it verifies.
+        asks: the drafter whom it asks first, if there is one.
         slice_before: the sequence's slice before this row.
         blocks_before: blocks its lease held before.
         charged_before: positions charged to its tenant before.
@@ -43,6 +45,7 @@ class InFlightRow:
     snapshot_keys: tuple[BlockKey, ...] = ()
     source: int = -1
     drafts: int = 0
+    asks: DraftsWanted | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class PlanBuilder:
         preempted: a sequence was preempted for the blocks of a running one.
         first: the sequence to admit first, because another was preempted for it.
         drafts: drafts that its rows may still have.
+        chosen: how many each stream was to have.
         tried: ids of sequences for which no blocks could be freed; not tried again.
     """
 
@@ -69,6 +73,7 @@ class PlanBuilder:
     load: Load = field(default_factory=Load)
     preempted: bool = False
     drafts: int = 0
+    chosen: Chosen = NO_CHOICE
     first: Sequence | None = None
     tried: set[int] = field(default_factory=set)
 

@@ -13,7 +13,7 @@ from tidemill.contract.history import PreemptionCause, PromptChunk
 from tidemill.contract.plan import LogitsWanted, NewSequence, Row
 from tidemill.contract.request import Status
 from tidemill.memory.lease import Growth, PartialMatch
-from tidemill.sched import misses, snapshots, speculation
+from tidemill.sched import misses, snapshots
 from tidemill.sched.cost import Load
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
 from tidemill.sched.policy import (
@@ -23,6 +23,7 @@ from tidemill.sched.policy import (
     is_decoding,
 )
 from tidemill.sched.sequence import Sequence, Slice
+from tidemill.sched.speculation import drafts as drafts_of_rows
 from tidemill.sched.state import State
 from tidemill.sched.step_budget import Chunk, StepBudget, is_urgent
 
@@ -61,7 +62,7 @@ def _plan_streams(
     """
     due = [s for s in state.running_of(background=False) if _is_due(s)]
     chosen = _chosen_streams(state, builder, due, urgent=urgent, competing=competing)
-    speculation.set_draft_budget(state, builder, chosen)
+    drafts_of_rows.choose(state, builder, chosen)
     for seq in sorted(chosen, key=lambda s: s.order):
         _plan_stream(state, builder, seq, last_step)
     if not builder.rows and len(chosen) < len(due):
@@ -148,7 +149,7 @@ def _plan_running(
     drafts: tuple[int, ...] = ()
     masked = False
     if seq.drafts and builder.drafts:
-        drafts, masked = speculation.drafts_of(state, builder, seq, count)
+        drafts, masked = drafts_of_rows.drafts_of(state, builder, seq, count)
     growth = lease.grow(seq.planned + count + len(drafts))
     input_from = last_step if seq.planned == len(seq.tokens) else None
     blocks = growth.new_blocks
@@ -184,7 +185,7 @@ def _add_row(
     logits = LogitsWanted.LAST if sample else LogitsWanted.NONE
     if done and start + 1 < seq.prompt_len and seq.needs_prompt_logprobs:
         logits = LogitsWanted.ALL
-    wanted = speculation.drafts_wanted(seq) if seq.drafters and sample else ()
+    wanted = drafts_of_rows.drafts_wanted(state, seq) if sample else ()
     kept = snapshots.reserve(state, snapshots.snapshots_to_take(state, seq, start, count))
     introduced = not seq.on_worker
     unsent = () if introduced else tuple(seq.tokens[seq.num_sent :])
@@ -225,6 +226,7 @@ def _add_row(
         tuple(key for key, _ in kept.values()),
         source,
         len(drafts),
+        wanted[0] if wanted else None,
     )
     seq.num_sent, seq.asked = len(seq.tokens), bool(wanted)
     builder.rows_in_flight.append(in_flight)
@@ -454,7 +456,7 @@ def _plan_background(state: State, builder: PlanBuilder, last_step: int | None) 
     due = [seq for seq in state.running_of(background=True) if _is_due(seq)]
     builder.drafts = 0  # beside the others' rows it has none
     if due and not builder.rows:
-        speculation.set_draft_budget(state, builder, due)
+        drafts_of_rows.choose(state, builder, due)
     for seq in sorted(due, key=lambda s: (s.last_row, s.order)):
         if builder.rows:
             load = builder.load.plus(seq.planned, seq.remaining)

@@ -94,6 +94,7 @@ class Limits:
         speculation: what drafts where a request does not say it
             (`contract.speculation.BY_REQUEST`); None: the executor verifies no drafts.
         drafters: the executor's.
+        always_draft: verify whatever is proposed, whether it pays or not.
     """
 
     max_num_seqs: int
@@ -108,6 +109,7 @@ class Limits:
     generates: bool = True
     speculation: str | None = None
     drafters: tuple[str, ...] = (LOOKUP,)
+    always_draft: bool = False
 
 
 def order_key(request: EngineRequest, receipt: int, choice: int) -> OrderKey:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.log import get_logger
@@ -43,7 +44,11 @@ from tidemill.sched.plan_builder import InFlightRow
 from tidemill.sched.planning import build, undo
 from tidemill.sched.policy import Limits, order_key
 from tidemill.sched.sequence import ADAPTERS, PROGRAM, BeamGroup, Emission, RequestState, Sequence
+from tidemill.sched.speculation.chosen import NO_CHOICE, Chosen
 from tidemill.sched.state import State
+
+if TYPE_CHECKING:
+    from tidemill.sched.speculation.controller import Controller
 
 _log = get_logger(__name__)
 
@@ -58,12 +63,16 @@ class _InFlightStep:
         plan, rows_in_flight: the plan and the state of its rows.
         load: the features for its cost.
         predicted: predicted seconds; 0 before any step was measured.
+        ahead: it was planned before the result of the step before.
+        chosen: the drafts that it was to verify.
     """
 
     plan: StepPlan
     rows_in_flight: list[InFlightRow]
     load: Load
     predicted: float
+    ahead: bool = False
+    chosen: Chosen = NO_CHOICE
 
 
 class Scheduler:
@@ -373,7 +382,11 @@ class Scheduler:
         drafters = drafters_of(
             limits.speculation, limits.drafters, request.speculation, expected=expected
         )
-        self._state.speculates |= bool(drafters)
+        if drafters and self._state.speculation is None:
+            from tidemill.sched.speculation.controller import Controller
+
+            adaptive = not limits.always_draft
+            self._state.speculation = Controller(self._state.cost, adaptive=adaptive)
         return drafters
 
     def _enqueue(self, owner: RequestState) -> None:
@@ -487,7 +500,13 @@ class Scheduler:
         self._next_step += 1
         cost = state.cost
         predicted = cost.predict(builder.load) if cost.ready else 0.0
-        self._in_flight.append(_InFlightStep(plan, builder.rows_in_flight, builder.load, predicted))
+        self._in_flight.append(
+            _InFlightStep(
+                *(plan, builder.rows_in_flight, builder.load, predicted),
+                ahead=last is not None,
+                chosen=builder.chosen,
+            )
+        )
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
@@ -527,6 +546,8 @@ class Scheduler:
         self._counts["step_rows"] += len(plan.rows)
         self._last = (tokens, len(plan.rows))
         self._learn(step, seconds)
+        if self._state.speculation is not None:
+            self._learn_drafts(self._state.speculation, step, result)
         return emissions
 
     def _advance(self, group: BeamGroup) -> list[Emission]:
@@ -555,6 +576,24 @@ class Scheduler:
             figures["predicted"] += step.predicted
             figures["measured"] += seconds
         self._state.cost.observe(step.load, seconds)
+
+    def _learn_drafts(
+        self, controller: Controller, step: _InFlightStep, result: StepResult
+    ) -> None:
+        from tidemill.sched.speculation.controller import StepDone
+
+        rows = step.rows_in_flight
+        controller.step_done(
+            StepDone(
+                step.load,
+                result,
+                step.chosen,
+                now=self._state.clock(),
+                ahead=step.ahead,
+                goes_on=self.has_work,
+                pure=all(row.sample and row.count == 1 for row in rows),
+            )
+        )
 
     def rollback(self, plan: StepPlan) -> None:
         """Undo the newest plan in flight, because its step failed.
@@ -689,6 +728,7 @@ class Scheduler:
             forced_tokens=state.forced,
             drafted_tokens=state.drafted,
             drafts_accepted=state.drafts_accepted,
+            speculation=None if state.speculation is None else state.speculation.figures.tell(),
             last_step_tokens=self._last[0],
             last_step_rows=self._last[1],
             last_step_seconds=last_step_seconds,

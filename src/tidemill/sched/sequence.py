@@ -20,8 +20,9 @@ from tidemill.sched.constraint import Constraint
 from tidemill.sched.history import SequenceHistory
 
 if TYPE_CHECKING:
-    from tidemill.contract.plan import RowResult
+    from tidemill.contract.plan import DraftsWanted, RowResult
     from tidemill.sched.beam_search import BeamSearch, Hypothesis
+    from tidemill.sched.speculation.acceptance import Acceptance
 
 OrderKey = tuple[int, float, int, int]
 
@@ -133,6 +134,9 @@ class Sequence:
         drafts_by, confidence: who proposed them, and how certain of each (`RowResult`).
         verifying: drafts of its row in flight. No other row of it is then in flight.
         drafts_to_report: verified drafts, and those that came true, since its last output.
+        acceptance: how likely its drafts come true.
+        evidence: results that changed that.
+        wanted: whom it asks, and what that was decided from.
         quiet: whatever its next token is, those who are asked will propose nothing after it.
         constraint: constrains its output; it has advanced over all accepted tokens.
         jumps: forced tokens are appended without being sampled.
@@ -178,6 +182,9 @@ class Sequence:
     confidence: tuple[int, ...] = ()
     verifying: int = 0
     drafts_to_report: tuple[int, int] | None = None
+    acceptance: Acceptance | None = None
+    evidence: int = 0
+    wanted: tuple[tuple[int, int], tuple[DraftsWanted, ...]] | None = None
     quiet: bool = False
     constraint: Constraint | None = None
     jumps: bool = False

@@ -6,6 +6,7 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING
 
 from tidemill.contract.history import PreemptionCause
 from tidemill.contract.request import Status
@@ -16,6 +17,9 @@ from tidemill.sched.misses import Roots
 from tidemill.sched.policy import Limits
 from tidemill.sched.queue import WaitingQueue
 from tidemill.sched.sequence import BeamGroup, RequestState, Sequence
+
+if TYPE_CHECKING:
+    from tidemill.sched.speculation.controller import Controller
 
 
 @dataclass(slots=True)
@@ -43,8 +47,8 @@ class State:
         tenants, queue: of the foreground.
         groups: all beam searches that have not ended.
         seq_ids: of new sequences.
-        speculates: a sequence has had a drafter.
         roots: of the hash chains of requests that are to be explained.
+        speculation: made when a sequence first has a drafter.
     """
 
     def __init__(self, memory: KVMemory, limits: Limits, clock: Callable[[], float]) -> None:
@@ -62,8 +66,8 @@ class State:
         self.finished_to_send: list[int] = []
         self.preemptions = 0
         self.forced = 0
-        self.speculates = False
         self.roots = Roots()
+        self.speculation: Controller | None = None
         self.drafted = 0
         self.drafts_accepted = 0
         self.prompt_tokens = 0

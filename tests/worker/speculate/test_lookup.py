@@ -96,8 +96,8 @@ def new(prompt: list[int], prediction: tuple[int, ...] = ()) -> NewSequence:
     )
 
 
-def propose(drafter: LookupDrafter, tokens: list[int], most: int = 16) -> Proposal:
-    (found,) = drafter.propose([Wanted(4, np.array(tokens, np.int32), most)])
+def propose(drafter: LookupDrafter, tokens: list[int], most: int = 16, least: int = 0) -> Proposal:
+    (found,) = drafter.propose([Wanted(4, np.array(tokens, np.int32), most, least)])
     return found
 
 
@@ -107,18 +107,33 @@ def test_drafts_grow_with_the_match() -> None:
     drafter.read(4, np.array(text, np.int32))
     assert propose(drafter, text) == Proposal((), True), "one more token makes a match of one"
     assert propose(drafter, [*text, 5]) == Proposal((), False)
-    assert propose(drafter, [*text, 5, 6]) == Proposal((7, 8))
-    assert propose(drafter, [*text, 5, 6, 7]) == Proposal((8, 9, 10))
-    assert propose(drafter, [*text, 5, 6, 7, 8], 2) == Proposal((9, 10))
+    assert propose(drafter, [*text, 5, 6]) == Proposal((7, 8), confidence=(1, 1))
+    assert propose(drafter, [*text, 5, 6, 7]) == Proposal((8, 9, 10), confidence=(1, 2, 2))
+    assert propose(drafter, [*text, 5, 6, 7, 8], 2) == Proposal((9, 10), confidence=(2, 2))
+    assert propose(drafter, [*text, 5, 6, 7, 8], 2, 2) == Proposal((9, 10), confidence=(2, 2))
     drafter.forget(4)
     drafter.forget(4)
+
+
+def test_less_certain_drafts_than_asked_for_are_not_proposed() -> None:
+    text = list(range(40))
+    for match in range(8):
+        for least in range(4):
+            drafter = LookupDrafter()
+            drafter.add(new(text), 0)
+            found = propose(drafter, [*text, *range(5, 5 + match)], least=least)
+            shortest = max(2, 2**least)
+            assert bool(found.token_ids) == (match >= shortest)
+            assert found.quiet == (match + 1 < shortest)
 
 
 def test_the_prediction_is_followed_from_its_beginning_and_found_again() -> None:
     prompt, expected = [1, 2, 3], tuple(range(50, 80))
     drafter = LookupDrafter()
     drafter.add(new(prompt, expected), 0)
-    assert propose(drafter, prompt, 4) == Proposal(expected[:4])
-    assert propose(drafter, [*prompt, 50, 51], 4) == Proposal(expected[2:6])
+    assert propose(drafter, prompt, 4) == Proposal(expected[:4], confidence=(7,) * 4)
+    assert propose(drafter, [*prompt, 50, 51], 4) == Proposal(expected[2:6], confidence=(7,) * 4)
     assert propose(drafter, [*prompt, 50, 51, 9], 4).token_ids == ()
-    assert propose(drafter, [*prompt, 50, 51, 9, 60, 61, 62], 4) == Proposal((63, 64, 65))
+    assert propose(drafter, [*prompt, 50, 51, 9, 60, 61, 62], 4) == Proposal(
+        (63, 64, 65), confidence=(1, 2, 2)
+    )

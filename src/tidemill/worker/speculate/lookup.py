@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tidemill.base import _texts
-from tidemill.contract.plan import NewSequence
+from tidemill.contract.plan import MOST_CONFIDENT, NewSequence
 from tidemill.worker.speculate.drafter import Int32, Proposal, Wanted
 
 MIN_MATCH = 2
@@ -21,6 +21,16 @@ MIN_MATCH = 2
 
 MAX_TOKENS = 2**16
 """Tokens of a sequence that are indexed, the latest ones."""
+
+
+# A match of so many tokens is as certain as a longer one.
+_LONG = 32
+
+
+def confidence_of(match: int) -> int:
+    """How certain a draft is after a match of so many tokens, the drafts before it included: 1 from
+    2 tokens on, 2 from 4, 3 from 8, up to 5 from 32. After a prediction it is `MOST_CONFIDENT`."""
+    return max(0, min(match, _LONG).bit_length() - 1)
 
 
 class _Sequence:
@@ -42,15 +52,17 @@ class _Sequence:
             self._index.extend(tokens[self._read :])
             self._read = len(tokens)
 
-    def propose(self, tokens: Int32, most: int) -> Proposal:
+    def propose(self, tokens: Int32, most: int, least: int) -> Proposal:
         self.read(tokens)
         if self._follows and (expected := self._rest_of_prediction(tokens)):
-            return Proposal(tuple(expected[:most]))
+            drafts = tuple(expected[:most])
+            return Proposal(drafts, confidence=(MOST_CONFIDENT,) * len(drafts))
         match = self._index.match
-        quiet = match + 1 < MIN_MATCH
-        if match < MIN_MATCH:
-            return Proposal((), quiet)
-        return Proposal(tuple(self._index.propose(min(most, match))), quiet)
+        if confidence_of(match) < least or match < MIN_MATCH:
+            return Proposal((), confidence_of(match + 1) < least or match + 1 < MIN_MATCH)
+        drafts = tuple(self._index.propose(min(most, match)))
+        certain = tuple(confidence_of(match + index) for index in range(len(drafts)))
+        return Proposal(drafts, confidence=certain)
 
     def _rest_of_prediction(self, tokens: Int32) -> list[int]:
         output = tokens[self._prompt_len :]
@@ -77,7 +89,8 @@ class LookupDrafter:
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """See Drafter."""
-        return [self._sequences[one.seq_id].propose(one.tokens, one.most) for one in wanted]
+        of = self._sequences
+        return [of[one.seq_id].propose(one.tokens, one.most, one.least) for one in wanted]
 
     def forget(self, seq_id: int) -> None:
         """See Drafter."""

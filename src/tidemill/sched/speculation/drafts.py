@@ -1,8 +1,4 @@
-"""Speculation in the scheduler: which proposed drafts a row verifies, and how many it asks for.
-
-None of this changes an answer: every position of a row is sampled as in a step of its own, and a
-draft that did not come true is forgotten.
-"""
+"""Drafts of rows: those that a step verifies, and what comes of them."""
 
 from __future__ import annotations
 
@@ -15,32 +11,32 @@ from tidemill.sched.policy import step_seconds
 from tidemill.sched.sequence import Sequence
 from tidemill.sched.state import State
 
-MAX_DRAFTS = 16
-"""Drafts of a row. One more costs a step little while it waits for memory, and only those at the
-front are likely to come true."""
-
 DRAFT_SHARE = 2
 """One part in so many of the tokens that a step has left after its streams may be drafts."""
 
 
-def set_draft_budget(state: State, builder: PlanBuilder, streams: list[Sequence]) -> None:
-    """Bound the drafts of a step that plans these streams.
+def choose(state: State, builder: PlanBuilder, streams: list[Sequence]) -> None:
+    """Choose how many drafts these streams verify in their step.
 
     Each stream gets its known tokens first, and prompts get a share of what is left. Other streams
     wait for the step: it takes no longer than one with a prompt's chunk beside them may.
     """
-    if not (state.speculates and any(seq.drafts for seq in streams)):
+    controller = state.speculation
+    if controller is None or not any(seq.drafters for seq in streams):
         return
-    most = (builder.budget - sum(seq.remaining for seq in streams)) // DRAFT_SHARE
-    cost, load = state.cost, Load()
-    for seq in streams:
-        load.add(seq.planned, seq.remaining)
-    if cost.ready and most > 0:
-        seconds = step_seconds(
-            state.limits, cost.bound(load), urgent=False, competing=False, brief=False
-        )
-        most = cost.longest_chunk(load, int(load.reach) // len(streams), most, seconds)
+    most = 0
+    if any(seq.drafts for seq in streams):
+        most = (builder.budget - sum(seq.remaining for seq in streams)) // DRAFT_SHARE
+        cost, load = state.cost, Load()
+        for seq in streams:
+            load.add(seq.planned, seq.remaining)
+        if cost.ready and most > 0:
+            seconds = step_seconds(
+                state.limits, cost.bound(load), urgent=False, competing=False, brief=False
+            )
+            most = cost.longest_chunk(load, int(load.reach) // len(streams), most, seconds)
     builder.drafts = max(0, most)
+    builder.chosen = controller.choose(streams, builder.drafts)
 
 
 def drafts_of(
@@ -58,7 +54,8 @@ def drafts_of(
         return (), False
     start = seq.planned + count
     # One token more than the drafts is sampled.
-    most = min(len(seq.drafts), builder.drafts, seq.max_len - len(seq.tokens) - 1)
+    chosen = builder.chosen.drafts.get(seq.seq_id, 0)
+    most = min(chosen, builder.drafts, seq.max_len - len(seq.tokens) - 1)
     if seq.lease.needed(start + most) > state.memory.num_free:
         most = min(most, seq.lease.capacity - start)
     drafts = seq.drafts[: max(0, most)]
@@ -90,11 +87,10 @@ def _allowed(constraint: Constraint, drafts: tuple[int, ...]) -> tuple[tuple[int
     return drafts[:count], masked
 
 
-def drafts_wanted(seq: Sequence) -> tuple[DraftsWanted, ...]:
-    """Who may propose drafts after a sampling row of the sequence, and how many."""
-    # The row samples at least one token, and so does the row that verifies the drafts.
-    most = min(MAX_DRAFTS, seq.max_len - seq.known - 2)
-    return tuple(DraftsWanted(name, most) for name in seq.drafters) if most > 0 else ()
+def drafts_wanted(state: State, seq: Sequence) -> tuple[DraftsWanted, ...]:
+    """Who may propose drafts after a sampling row of the sequence."""
+    controller = state.speculation
+    return controller.wanted(seq) if seq.drafters and controller is not None else ()
 
 
 def take_result(
@@ -102,16 +98,23 @@ def take_result(
 ) -> None:
     """After a row's step: count the drafts that came true, and keep the proposed ones, which follow
     the sampled tokens; `forced` ones were appended after these."""
-    seq, proposed, skip = in_flight.seq, result.draft_token_ids, len(forced)
+    seq, controller = in_flight.seq, state.speculation
+    assert controller is not None
+    verified, proposed, skip = in_flight.drafts, result.draft_token_ids, len(forced)
+    if verified:
+        came_true = len(result.token_ids) - 1
+        confidence = seq.confidence[:verified] or (0,) * verified
+        controller.take(seq, seq.drafts_by, confidence, came_true)
+        state.drafted += verified
+        state.drafts_accepted += came_true
+        drafted, before = seq.drafts_to_report or (0, 0)
+        seq.drafts_to_report = drafted + verified, before + came_true
+    asked = in_flight.asks
+    if asked is not None and not verified and not seq.quiet:
+        controller.took(seq, asked.drafter, asked.least, result.drafter == asked.drafter)
     if forced:
         proposed = proposed[skip:] if proposed[:skip] == forced else ()
     if in_flight.drafts and seq.history is not None:
         seq.history.verified(seq.drafts_by, in_flight.drafts, len(result.token_ids) - 1)
     seq.drafts, seq.quiet = proposed, result.quiet
     seq.drafts_by, seq.confidence = result.drafter, result.confidence[skip:]
-    if in_flight.drafts:
-        came_true = len(result.token_ids) - 1
-        state.drafted += in_flight.drafts
-        state.drafts_accepted += came_true
-        drafted, before = seq.drafts_to_report or (0, 0)
-        seq.drafts_to_report = drafted + in_flight.drafts, before + came_true
