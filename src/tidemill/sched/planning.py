@@ -226,9 +226,9 @@ def _add_row(
         tuple(key for key, _ in kept.values()),
         source,
         len(drafts),
-        wanted[0] if wanted else None,
+        wanted,
     )
-    seq.num_sent, seq.asked = len(seq.tokens), bool(wanted)
+    seq.num_sent, seq.asked = len(seq.tokens), wanted
     builder.rows_in_flight.append(in_flight)
     if introduced:
         builder.new.append(_static_data(seq))

@@ -129,7 +129,7 @@ class Sequence:
         on_worker: its static data was sent to the executor.
         num_sent: number of its tokens that the executor has, the sampled ones included.
         drafters: names of what may propose drafts for it; empty: nothing does.
-        asked: its newest row asked for drafts.
+        asked: whom its newest row asks for drafts.
         drafts: proposed tokens after the known ones.
         drafts_by, confidence: who proposed them, and how certain of each (`RowResult`).
         verifying: drafts of its row in flight. No other row of it is then in flight.
@@ -137,7 +137,8 @@ class Sequence:
         acceptance: how likely its drafts come true.
         evidence: results that changed that.
         wanted: whom it asks, and what that was decided from.
-        quiet: whatever its next token is, those who are asked will propose nothing after it.
+        quiet_for: whatever its next token is, those who are asked as here will propose nothing
+            after it.
         constraint: constrains its output; it has advanced over all accepted tokens.
         jumps: forced tokens are appended without being sampled.
         stop_ids: tokens that end it.
@@ -176,7 +177,7 @@ class Sequence:
     on_worker: bool = False
     num_sent: int = 0
     drafters: tuple[str, ...] = ()
-    asked: bool = False
+    asked: tuple[DraftsWanted, ...] = ()
     drafts: tuple[int, ...] = ()
     drafts_by: str = ""
     confidence: tuple[int, ...] = ()
@@ -185,7 +186,7 @@ class Sequence:
     acceptance: Acceptance | None = None
     evidence: int = 0
     wanted: tuple[tuple[int, int], tuple[DraftsWanted, ...]] | None = None
-    quiet: bool = False
+    quiet_for: tuple[DraftsWanted, ...] = ()
     constraint: Constraint | None = None
     jumps: bool = False
     first_sent: bool = False
@@ -220,7 +221,7 @@ class Sequence:
         that this one samples: it is `serial`, or it has drafts in flight, or may have some."""
         if self.serial or self.verifying:
             return True
-        return self.asked and not self.quiet
+        return bool(self.asked) and not quiet(self.asked, self.quiet_for)
 
     @property
     def needs_prompt_logprobs(self) -> bool:
@@ -265,6 +266,17 @@ class Sequence:
         self.slice = None
         self.computed = self.planned = self.published = 0
         self.epoch += 1
+
+
+def quiet(asked: tuple[DraftsWanted, ...], quiet_for: tuple[DraftsWanted, ...]) -> bool:
+    """True if those who propose nothing when they are asked the one way propose nothing when they
+    are asked the other way."""
+    if asked is quiet_for:
+        return True
+    return len(asked) == len(quiet_for) and all(
+        one.drafter == other.drafter and one.least >= other.least
+        for one, other in zip(asked, quiet_for, strict=True)
+    )
 
 
 class TokenChain(NamedTuple):

@@ -57,8 +57,8 @@ class Stream:
     remaining: int = 1
     known: int = 101
     max_len: int = 1000
-    asked: bool = False
-    quiet: bool = False
+    asked: tuple[DraftsWanted, ...] = ()
+    quiet_for: tuple[DraftsWanted, ...] = ()
     evidence: int = 0
     wanted: Any = None
     owner: Any = field(default_factory=lambda: _Owner())

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tidemill.contract.plan import MOST_CONFIDENT, DraftsWanted, StepResult
 from tidemill.contract.speculation import LOOKUP
 from tidemill.sched.cost import Load, StepCost
-from tidemill.sched.sequence import Sequence
+from tidemill.sched.sequence import Sequence, quiet
 from tidemill.sched.speculation.acceptance import Acceptance, Acceptances, position, proposes
 from tidemill.sched.speculation.chosen import NO_CHOICE, Chosen
 from tidemill.sched.speculation.figures import Figures
@@ -116,7 +116,7 @@ class Controller:
         most = max(0, min(most, len(candidates)))
         seconds = self.prices.of_drafts(load, rows, max(most, 1))
         gap = self.pace.gap
-        waiting = sum(1 for seq in streams if seq.asked and not seq.quiet)
+        waiting = sum(1 for s in streams if s.asked and not quiet(s.asked, s.quiet_for))
         self._look(rows, seconds, gap, waiting)
         if not (most or (tries and drafting)):
             return NO_CHOICE

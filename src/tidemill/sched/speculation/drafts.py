@@ -8,7 +8,7 @@ from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
 from tidemill.sched.policy import step_seconds
-from tidemill.sched.sequence import Sequence
+from tidemill.sched.sequence import Sequence, quiet
 from tidemill.sched.state import State
 
 DRAFT_SHARE = 2
@@ -109,12 +109,12 @@ def take_result(
         state.drafts_accepted += came_true
         drafted, before = seq.drafts_to_report or (0, 0)
         seq.drafts_to_report = drafted + verified, before + came_true
-    asked = in_flight.asks
-    if asked is not None and not verified and not seq.quiet:
-        controller.took(seq, asked.drafter, asked.least, result.drafter == asked.drafter)
+    if in_flight.asks and not verified and not quiet(in_flight.asks, seq.quiet_for):
+        first = in_flight.asks[0]
+        controller.took(seq, first.drafter, first.least, result.drafter == first.drafter)
     if forced:
         proposed = proposed[skip:] if proposed[:skip] == forced else ()
     if in_flight.drafts and seq.history is not None:
         seq.history.verified(seq.drafts_by, in_flight.drafts, len(result.token_ids) - 1)
-    seq.drafts, seq.quiet = proposed, result.quiet
+    seq.drafts, seq.quiet_for = proposed, in_flight.asks if result.quiet else ()
     seq.drafts_by, seq.confidence = result.drafter, result.confidence[skip:]
