@@ -20,7 +20,7 @@ class InFlightRow:
         start, sample: as in `Row`.
         count: known tokens whose computation it completes; 0 while some layers of them are left.
         drafts: drafts that it verifies.
-        asks: as `Row.drafts_wanted`.
+        drafts_wanted: as `Row.drafts_wanted`.
         slice_before: the sequence's slice before this row.
         blocks_before: blocks its lease held before.
         charged_before: positions charged to its tenant before.
@@ -45,7 +45,7 @@ class InFlightRow:
     snapshot_keys: tuple[BlockKey, ...] = ()
     source: int = -1
     drafts: int = 0
-    asks: tuple[DraftsWanted, ...] = ()
+    drafts_wanted: tuple[DraftsWanted, ...] = ()
 
 
 @dataclass(slots=True)

@@ -109,12 +109,16 @@ def take_result(
         state.drafts_accepted += came_true
         drafted, before = seq.drafts_to_report or (0, 0)
         seq.drafts_to_report = drafted + verified, before + came_true
-    if in_flight.asks and not verified and not quiet(in_flight.asks, seq.quiet_for):
-        first = in_flight.asks[0]
+        if seq.history is not None:
+            seq.history.verified(seq.drafts_by, verified, came_true)
+    if (
+        in_flight.drafts_wanted
+        and not verified
+        and not quiet(in_flight.drafts_wanted, seq.quiet_for)
+    ):
+        first = in_flight.drafts_wanted[0]
         controller.took(seq, first.drafter, first.least, result.drafter == first.drafter)
     if forced:
         proposed = proposed[skip:] if proposed[:skip] == forced else ()
-    if in_flight.drafts and seq.history is not None:
-        seq.history.verified(seq.drafts_by, in_flight.drafts, len(result.token_ids) - 1)
-    seq.drafts, seq.quiet_for = proposed, in_flight.asks if result.quiet else ()
+    seq.drafts, seq.quiet_for = proposed, in_flight.drafts_wanted if result.quiet else ()
     seq.drafts_by, seq.confidence = result.drafter, result.confidence[skip:]
