@@ -92,11 +92,11 @@ def test_goodput_under_poisson_arrivals_is_that_of_the_queue() -> None:
     """M/D/1: at the load r the wait is known; 90 % of requests within 3 service times."""
     report, _ = measured(
         one_at_a_time(0.05), goodput=True, objectives={"e2e": 150.0}, target=0.9,
-        output_tokens=1, requests=4000, precision=0.02, rates=(4.0,),
+        output_tokens=1, requests=1500, precision=0.03, rates=(8.0,),
     )  # fmt: skip
     assert report.search is not None
     # P(wait <= 2 service times) of M/D/1, by Erlang's formula, is 0.9 at the load 0.587.
-    assert report.search["rate"] == pytest.approx(0.587 * 20, rel=0.08)
+    assert report.search["rate"] == pytest.approx(0.587 * 20, rel=0.12)
 
 
 def test_steady_and_drifting() -> None:

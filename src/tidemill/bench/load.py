@@ -15,6 +15,7 @@ from tidemill.bench.dialects import DIALECTS, Sampling
 from tidemill.bench.energy import EnergyMeter, cost
 from tidemill.bench.loops import POLL, Loops, Measured
 from tidemill.bench.options import BenchOptions
+from tidemill.bench.quality import exact_match, perplexity, read_questions
 from tidemill.bench.results import BenchReport, PointReport, RequestTrace
 from tidemill.bench.search import find_goodput, sweep_concurrency, sweep_rate
 from tidemill.bench.send import Sender
@@ -157,6 +158,18 @@ class _Run:
                 await self.point(mode, value)
         return None
 
+    async def quality(self) -> dict[str, Any] | None:
+        """Measure the quality that the options ask for."""
+        options, found = self._options, {}
+        if options.answers is not None:
+            found["answers"] = await exact_match(
+                self._sender, options.answers, options.match, options.answer_tokens,
+                max(options.concurrency),
+            )  # fmt: skip
+        if options.perplexity is not None:
+            found["perplexity"] = await perplexity(self._sender, options.perplexity)
+        return found or None
+
     def notes(self) -> list[str]:
         """What a reader must know."""
         found = []
@@ -182,10 +195,9 @@ def _workload_facts(options: BenchOptions) -> dict[str, Any]:
     for name, value in asdict(options).items():
         if name not in _SECRET and value != getattr(plain, name):
             found[name] = list(value) if isinstance(value, tuple) else value
-    if options.trace is not None:
-        found["trace"] = options.trace.name
-    if options.lengths_file is not None:
-        found["lengths_file"] = options.lengths_file.name
+    for name in ("trace", "lengths_file", "answers", "perplexity"):
+        if (path := getattr(options, name)) is not None:
+            found[name] = path.name
     return found
 
 
@@ -214,6 +226,7 @@ async def measure_server(
     run = _Run(options, client, model, progress, clock, poll)
     try:
         search = await run.all_points()
+        quality = await run.quality()
     finally:
         client.close()
     lengths = str(options.lengths_file or options.trace or "")
@@ -229,6 +242,7 @@ async def measure_server(
         workload=_workload_facts(options),
         objectives=dict(options.objectives),
         search=search,
+        quality=quality,
         notes=run.notes(),
     )
 
@@ -245,6 +259,8 @@ def run_bench(options: BenchOptions, progress: Progress = lambda *_: None) -> Be
             Failures of single requests are counted in the report.
     """
     options.validate()
+    if options.answers is not None:
+        read_questions(options.answers)
     try:
         return _in_loop(measure_server(options, progress))
     except (OSError, HttpFailure, ValueError) as error:

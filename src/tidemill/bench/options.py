@@ -12,6 +12,7 @@ from tidemill.base.errors import config_error
 from tidemill.bench.arrivals import KINDS
 from tidemill.bench.dialects import DIALECTS
 from tidemill.bench.lengths import length_draw
+from tidemill.bench.quality import MATCHES
 
 OBJECTIVES = ("ttft", "tpot", "itl", "e2e")
 SWEEPS = ("concurrency", "rate")
@@ -65,6 +66,10 @@ class BenchOptions:
         seed: of prompts and arrivals.
         timeout: seconds one request may take.
         max_seconds: seconds one point may take; unfinished requests then count as errors.
+        answers: JSONL of questions with expected answers (see `quality`), asked after the points.
+        match: how answers are compared: ``exact``, ``prefix`` or ``contains``.
+        answer_tokens: the most tokens of such an answer.
+        perplexity: a text that is scored after the points.
         prices: US dollars: ``input``, ``output`` per million tokens; ``hour`` of the machine.
         label: a name for the run.
     """
@@ -109,6 +114,10 @@ class BenchOptions:
     seed: int = 0
     timeout: float = 600.0
     max_seconds: float = 1800.0
+    answers: Path | None = None
+    match: str = "exact"
+    answer_tokens: int = 64
+    perplexity: Path | None = None
     prices: Mapping[str, float] = field(default_factory=dict)
     label: str = ""
 
@@ -129,6 +138,10 @@ class BenchOptions:
             raise config_error("arrivals", f"arrivals is one of {', '.join(KINDS)}")
         if self.sweep is not None and self.sweep not in SWEEPS:
             raise config_error("sweep", f"sweep is one of {', '.join(SWEEPS)}")
+        if self.match not in MATCHES:
+            raise config_error("match", f"match is one of {', '.join(MATCHES)}")
+        if self.perplexity is not None and self.endpoint != "completions":
+            raise config_error("perplexity", "perplexity needs the endpoint completions")
         self._validate_load()
         self._validate_numbers()
         length_draw("input_tokens", str(self.input_tokens))
@@ -165,7 +178,7 @@ class BenchOptions:
             raise config_error("slo", f"objectives are {', '.join(OBJECTIVES)}, not {unknown}")
 
     def _validate_numbers(self) -> None:
-        for name in ("vocab", "prefix_groups", "turns", "repeat"):
+        for name in ("vocab", "prefix_groups", "turns", "repeat", "answer_tokens"):
             if getattr(self, name) < 1:
                 raise config_error(name, f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("warmup", "shared_prefix", "think"):

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from tidemill.bench.compare import Comparison
 from tidemill.bench.results import BenchReport, PointReport
 from tidemill.bench.summary import metrics
 
@@ -86,8 +87,8 @@ def _notes(report: BenchReport) -> list[str]:
         if point.client.saturated:
             lag = point.client.lag.get("p99", 0.0)
             lines.append(
-                f"{point.value:g}: the client was saturated: {point.client.cpu:.0%} of a core, "
-                f"{lag:.1f} ms late (p99)"
+                f"{point.value:g}: the client was saturated or held up: "
+                f"{point.client.cpu:.0%} of a core, {lag:.1f} ms late (p99)"
             )
         lines += [
             f"{point.value:g}: {joules:.1f} J by {source}"
@@ -98,7 +99,26 @@ def _notes(report: BenchReport) -> list[str]:
         lines += [f"{point.value:g}: cost {name}: {x:.4f} USD" for name, x in point.cost.items()]
     if report.search is not None:
         lines.append(search_line(report))
-    return [*lines, *report.notes]
+    return [*lines, *quality_lines(report), *report.notes]
+
+
+def quality_lines(report: BenchReport) -> list[str]:
+    """What is known of the quality, as sentences."""
+    lines, quality = [], report.quality or {}
+    if found := quality.get("answers"):
+        low, high = found["interval"]
+        lines.append(
+            f"quality: {found['accuracy']:.1%} of {found['count']} answers of {found['file']} "
+            f"match ({found['match']}; 95 % interval {low:.1%} to {high:.1%})"
+            + (f"; {found['failed']} requests failed" if found["failed"] else "")
+        )
+    if found := quality.get("perplexity"):
+        lines.append(
+            f"quality: perplexity {found['perplexity']:.3f} per token, "
+            f"{found['bits_per_byte']:.4f} bits per byte, on {found['tokens']} tokens of "
+            f"{found['file']}"
+        )
+    return lines
 
 
 def search_line(report: BenchReport) -> str:
@@ -161,5 +181,29 @@ def render_table(report: BenchReport) -> Table:
     if notes := _notes(report):
         # Plain text, so that rich does not interpret a server's message as markup.
         table.caption = Text("\n".join(notes))
+        table.caption_justify = "left"
+    return table
+
+
+def render_comparison(found: Comparison) -> Table:
+    """A rich table, one row per metric and point."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(f"A = {found.a}, B = {found.b}"), title_justify="left")
+    table.add_column("point")
+    table.add_column("metric")
+    for column in ("A", "B", "B / A", "interval"):
+        table.add_column(column, justify="right")
+    table.add_column("B is")
+    styles = {"faster": "green", "better": "green", "slower": "red", "worse": "red"}
+    for row in found.rows:
+        point = "quality" if row.mode == "quality" else f"{row.mode} {row.value:.4g}"
+        cells = [point, row.metric, f"{row.a:.4g}", f"{row.b:.4g}", f"{row.ratio:.3f}"]
+        interval = row.interval
+        cells.append("unknown" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}")
+        table.add_row(*map(Text, cells), Text(row.verdict, style=styles.get(row.verdict, "")))
+    if found.notes:
+        table.caption = Text("\n".join(found.notes))
         table.caption_justify = "left"
     return table

@@ -7,7 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from statistics import NormalDist, fmean, stdev
 
-_RESAMPLES = 300
+_RESAMPLES, _FEWEST_RESAMPLES = 300, 50
+_WORK = 400_000  # resampled rows that an error may cost
+_FEWEST = 20  # rows below which a run says nothing about its noise
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
@@ -65,35 +67,42 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> list[float]:
     return [fmean(values) - half, fmean(values) + half]
 
 
-def block_error(
-    rows: Sequence[float],
-    statistic: Callable[[list[float]], float],
-    seed: int = 0,
-    resamples: int = _RESAMPLES,
-) -> float:
-    """The standard error of a statistic's logarithm by the moving block bootstrap; NaN where there
-    are too few rows. Blocks keep neighbours together: requests that ran at the same time are not
-    independent.
+def block_length(count: int) -> int:
+    """Neighbouring rows that stay together in the block bootstrap."""
+    return max(1, round(math.sqrt(count) / 2))
+
+
+def block_errors(
+    rows: Sequence[float], statistics: Callable[[list[float]], Sequence[float]], seed: int = 0
+) -> list[float]:
+    """The standard errors of statistics' logarithms by the moving block bootstrap; empty where
+    there are too few rows. Blocks keep neighbours together: requests that ran at the same time
+    are not independent.
 
     Args:
         rows: in the order of time.
-        statistic: positive; of resampled rows.
+        statistics: of resampled rows in ascending order; positive.
     """
     count = len(rows)
-    if count < 8:
-        return math.nan
-    block = max(1, round(math.sqrt(count) / 2))
+    if count < _FEWEST:
+        return []
+    block = block_length(count)
     draws = random.Random(seed)
-    logs = []
-    for _ in range(resamples):
+    logs: list[list[float]] = []
+    for _ in range(max(_FEWEST_RESAMPLES, min(_RESAMPLES, _WORK // count))):
         sample: list[float] = []
         while len(sample) < count:
             start = draws.randrange(count - block + 1)
             sample += rows[start : start + block]
-        value = statistic(sample[:count])
-        if value > 0:
-            logs.append(math.log(value))
-    return stdev(logs) if len(logs) > 1 else math.nan
+        values = statistics(sorted(sample[:count]))
+        if all(value > 0 for value in values):
+            logs.append([math.log(value) for value in values])
+    return [stdev(column) for column in zip(*logs, strict=True)] if len(logs) > 1 else []
+
+
+def block_error(rows: Sequence[float], statistic: Callable[[list[float]], float]) -> float:
+    """One of `block_errors`; NaN where there are too few rows."""
+    return next(iter(block_errors(rows, lambda values: [statistic(values)])), math.nan)
 
 
 def wilson(hits: int, count: int, level: float = 0.95) -> list[float]:

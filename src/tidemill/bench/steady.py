@@ -17,7 +17,8 @@ _DRIFT = 0.25  # growth of the latency over the steady part that is called drift
 
 def warm_up(values: Sequence[float]) -> int | None:
     """How many values at the start to discard, by MSER-5 (White, 1997): the cut that minimizes
-    the standard error of what remains. None: no cut in the first half does."""
+    the standard error of what remains. None: a cut in the second half does, or there are too
+    few values: then nothing is known of a warm-up."""
     means = [fmean(values[i : i + _BATCH]) for i in range(0, len(values) - _BATCH + 1, _BATCH)]
     if len(means) < 4:
         return None
@@ -70,7 +71,7 @@ def steady_state(traces: Sequence[RequestTrace], closed: bool) -> dict[str, Any]
     growth, significant = drift([t.start for t in kept], latencies[cut or 0 :])
     drifting = significant and abs(growth) > _DRIFT
     return {
-        "verdict": "drifting" if drifting or cut is None else "steady",
+        "verdict": "drifting" if drifting else "steady",
         "from_seconds": kept[0].start if cut else 0.0,
         "to_seconds": last,
         "discarded": cut or 0,

@@ -10,12 +10,12 @@ from statistics import fmean
 from typing import Any
 
 from tidemill.bench.results import ClientUse, PointReport, RequestTrace
-from tidemill.bench.stats import block_error, mean_interval, percentile, t_quantile
+from tidemill.bench.stats import block_errors, mean_interval, percentile, t_quantile
 from tidemill.bench.steady import steady_state
 
 PERCENTILES = (50, 90, 95, 99)
+_BOUNDED = (50, 90, 99)  # those with intervals
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
-_MOST_GAPS = 200_000
 # A client this busy, or this late (in ms, and as a share of the median TTFT), limits what it sees.
 _BUSY, _LATE, _LATE_SHARE = 0.9, 5.0, 0.1
 
@@ -100,7 +100,7 @@ def series(traces: Sequence[RequestTrace]) -> dict[str, Any]:
 
 def _quantiles(values: Sequence[float]) -> list[float | None]:
     """0 % to 100 % in steps of one, in milliseconds."""
-    ordered = sorted(values[:_MOST_GAPS])
+    ordered = sorted(values)
     return [round(1000 * percentile(ordered, q), 3) for q in range(101)] if ordered else []
 
 
@@ -134,14 +134,11 @@ def _block_intervals(point: PointReport, level: float = 0.95) -> dict[str, list[
     found = {}
     for name in ("ttft", "tpot", "e2e"):
         rows = [value for value in point.samples.get(name, ()) if value is not None]
-        for which, q in (("p50", 50), ("p90", 90), ("p99", 99)):
-            error = block_error(rows, lambda r, q=q: percentile(sorted(r), q))  # type: ignore[misc]
-            value = point.latencies[name][which]
-            if math.isfinite(error) and math.isfinite(value):
-                found[f"{name}_{which}"] = [
-                    value * math.exp(-z * error),
-                    value * math.exp(z * error),
-                ]
+        errors = block_errors(rows, lambda values: [percentile(values, q) for q in _BOUNDED])
+        for q, error in zip(_BOUNDED, errors, strict=False):
+            value = point.latencies[name][f"p{q}"]
+            if math.isfinite(value):
+                found[f"{name}_p{q}"] = [value * math.exp(-z * error), value * math.exp(z * error)]
     return found
 
 

@@ -118,9 +118,16 @@ def measure(
     prices: str = option(
         "", help="US dollars: input=0.1,cached=0.01,output=0.4 per million tokens, hour=2."
     ),
+    answers: Path | None = option(
+        None, help="Quality: JSONL of prompt (or messages) and expected, asked after the points."
+    ),
+    match: str = option("exact", help="How answers are compared: exact, prefix or contains."),
+    answer_tokens: int = option(64, help="The most tokens of such an answer."),
+    perplexity: Path | None = option(None, help="Quality: a text file that the server scores."),
     label: str = option("", help="Name of the run in plots and comparisons."),
     json_file: Path | None = option(None, "--json", help="Also write the report as JSON."),
     csv_file: Path | None = option(None, "--csv", help="Also write a row per point as CSV."),
+    html_file: Path | None = option(None, "--html", help="Also write a page with plots."),
 ) -> None:
     """Measure TTFT, ITL, TPOT, end-to-end latency and throughput of a server.
 
@@ -170,12 +177,16 @@ def measure(
         seed=seed,
         timeout=timeout,
         max_seconds=max_seconds,
+        answers=answers,
+        match=match,
+        answer_tokens=answer_tokens,
+        perplexity=perplexity,
         prices=_named("prices", prices),
         label=label,
     )
     report = _measured(options)
     _print(report)
-    _write(report, json_file, csv_file)
+    _write(report, json_file, csv_file, html_file)
     if any(point.completed == 0 for point in report.points):
         sys.exit(1)
 
@@ -211,13 +222,76 @@ def _print(report: BenchReport) -> None:
     Console(width=None if is_terminal else 160).print(render_table(report))
 
 
-def _write(report: BenchReport, json_file: Path | None, csv_file: Path | None) -> None:
+def _write(
+    report: BenchReport, json_file: Path | None, csv_file: Path | None, html_file: Path | None
+) -> None:
     from tidemill.bench.report import report_csv, report_json
 
     if json_file is not None:
         json_file.write_text(report_json(report) + "\n")
     if csv_file is not None:
         csv_file.write_text(report_csv(report))
+    if html_file is not None:
+        from tidemill.bench.html import render_html
+
+        html_file.write_text(render_html([report]), encoding="utf-8")
+
+
+def _read(files: tuple[Path, ...]) -> list[BenchReport]:
+    from tidemill.bench.reading import read_report
+
+    reports = [read_report(file) for file in files]
+    labels = [report.label for report in reports]
+    for report, file in zip(reports, files, strict=True):
+        if labels.count(report.label) > 1:
+            report.label = file.stem
+    return reports
+
+
+def compare_runs(
+    a: Path = argument(..., help="JSON of the first run."),
+    b: Path = argument(..., help="JSON of the run that is judged against it."),
+    html_file: Path | None = option(None, "--html", help="Also write a page with plots."),
+    json_file: Path | None = option(None, "--json", help="Also write the comparison as JSON."),
+    fail_if_slower: bool = option(False, help="Exit with 1 where B is shown to be slower."),
+) -> None:
+    """Say whether run B is faster or slower than run A, or whether neither is shown.
+
+    Reads what `tidemill bench --json`, `vllm bench serve --save-result` and guidellm wrote.
+    """
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from tidemill.bench.compare import SLOWER, compare
+    from tidemill.bench.html import render_html
+    from tidemill.bench.report import render_comparison
+
+    first, second = _read((a, b))
+    found = compare(first, second)
+    console = Console(width=None if Console().is_terminal else 160)
+    console.print(render_comparison(found))
+    console.print(found.sentence(), markup=False, highlight=False, soft_wrap=True)
+    if json_file is not None:
+        json_file.write_text(json.dumps(asdict(found), indent=2) + "\n")
+    if html_file is not None:
+        html_file.write_text(render_html([first, second]), encoding="utf-8")
+    if fail_if_slower and found.verdict == SLOWER:
+        sys.exit(1)
+
+
+def draw_report(
+    files: tuple[Path, ...] = argument(..., help="JSON of runs; the first is the baseline."),
+    html_file: Path = option(Path("bench.html"), "--html", help="Where the page is written."),
+) -> None:
+    """Draw runs as one page with plots, and compare each with the first."""
+    from tidemill.bench.html import render_html
+
+    reports = _read(files)
+    if not any(report.points for report in reports):
+        raise config_error("files", "no file has a point to draw")
+    html_file.write_text(render_html(reports), encoding="utf-8")
+    print(html_file)
 
 
 class _Bench(click.Group):
@@ -238,4 +312,5 @@ bench = _Bench(
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-bench.add_command(command("run", measure))
+for _name, _function in (("run", measure), ("compare", compare_runs), ("report", draw_report)):
+    bench.add_command(command(_name, _function))
