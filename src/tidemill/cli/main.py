@@ -42,6 +42,7 @@ _COMMANDS = {
     "users": ("teams", "users"),
     "quotas": ("quotas", "quotas"),
     "usage": ("usage", "usage"),
+    "explain": ("explain", "explain"),
     "audit": ("audit", "audit"),
     "db": ("db", "db"),
     "config": ("config", "config"),

@@ -221,7 +221,7 @@ class _Clock:
                 "start": chunk.start,
                 "tokens": chunk.tokens,
                 "limit": chunk.limit,
-                "streams": chunk.streams,
+                "streams": chunk.streams if self._whole else None,
                 "step_seconds": round(chunk.step_seconds, DIGITS) or None,
                 "layers": chunk.layers or None,
                 "why": CHUNKS[chunk.limit],
@@ -240,7 +240,7 @@ class _Clock:
             "cause": preemption.cause,
             "computed": preemption.computed,
             "found_again": None if again is None else again.start,
-            "by": preemption.by or None if self._whole else None,
+            "by": (preemption.by or None) if self._whole else None,
             "why": PREEMPTIONS[preemption.cause],
         }
 
