@@ -294,20 +294,20 @@ def _choice(choice: Document, *, several: bool) -> list[str]:
                 shown_seconds(gap["seconds"]),
                 str(gap["token"]),
                 gap["cause"],
-                _beside(gap),
+                _shared(gap),
             )
             for gap in decode["slowest"]
         ]
-        lines += _table(("gap at", "length", "token", "cause", "beside it"), rows)
+        lines += _table(("gap at", "length", "token", "cause", "in its last step"), rows)
     return lines
 
 
-def _beside(gap: Document) -> str:
+def _shared(gap: Document) -> str:
     if "step_rows" not in gap:
         return ""
     prompts = ", ".join(f"{p['tokens']} tokens of {p['id']}" for p in gap["prompts"])
-    beside = f"{gap['step_rows']} rows, {gap['step_tokens']} tokens"
-    return f"{beside}: {prompts}" if prompts else beside
+    step = f"{gap['step_rows']} rows, {gap['step_tokens']} tokens"
+    return f"{step}: {prompts}" if prompts else step
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
