@@ -135,6 +135,7 @@ StepInput read_step(nb::handle inputs) {
   if (!nb::getattr(inputs, "drafts", nb::none()).is_none()) {
     step.drafts = read<int32_t>(inputs, "drafts");
   }
+  if (!nb::getattr(inputs, "skip", nb::none()).is_none()) step.skip = read<int32_t>(inputs, "skip");
   step.target_ids = read<int32_t>(inputs, "target_ids");
   step.target_logprobs = read<int32_t>(inputs, "target_logprobs");
   step.copies = read_tables(inputs, "copies");

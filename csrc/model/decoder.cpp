@@ -96,10 +96,21 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
       compute_rows(step.rows() - 1);
     }
     keep_hidden(l);
-    if (context_.tokens > 0) run_layer(static_cast<size_t>(l));
+    if (context_.tokens > 0 && !skipped(l)) run_layer(static_cast<size_t>(l));
   }
   stream_.apply();
   keep_hidden(layers);
+}
+
+bool Decoder::skipped(int64_t l) const {
+  const std::vector<int32_t>& skip = context_.step->skip;
+  return std::binary_search(skip.begin(), skip.end(), static_cast<int32_t>(l));
+}
+
+size_t Decoder::layer_after(size_t l) const {
+  do ++l;
+  while (l < model_.layers.size() && skipped(static_cast<int64_t>(l)));
+  return l;
 }
 
 void Decoder::keep_hidden(int64_t l) {
@@ -168,7 +179,7 @@ void Decoder::run_mixer(size_t l) {
 
 void Decoder::run_feed_forward(size_t l, const Norm& norm, float* out) {
   const DecoderLayer& layer = model_.layers[l];
-  const LinearList following = first_products(l + 1);
+  const LinearList following = first_products(layer_after(l));
   if (layer.experts) return experts_.run(*layer.experts, norm, following, out);
   stream_.norm_and_pack(norm, input_acts(layer.mlp));
   feed_forward_.run(layer.mlp, following, out);

@@ -46,6 +46,10 @@ class Decoder {
   void begin(const StepInput& step, KvCache& cache);
   // The layers that follow compute the first `rows` rows only.
   void compute_rows(int64_t rows);
+  // Whether the step leaves layer l out: x passes it unchanged, and its K and V are not written.
+  bool skipped(int64_t l) const;
+  // The layer computed after layer l; the number of layers after the last one.
+  size_t layer_after(size_t l) const;
   void embed(const std::vector<int32_t>& token_ids, int64_t rows);
   void run_layer(size_t l);
   // Runs the mixers of layer l; their outputs are pending then.

@@ -158,6 +158,13 @@ void check_slice(const StepInput& step, int64_t layers) {
           "a row has logits only after its last layer");
 }
 
+// States advance through all layers.
+void check_skip(const StepInput& step, const StepLimits& limits) {
+  if (step.skip.empty()) return;
+  check_ascending(step.skip, limits.layers, "skip");
+  require(!step.slice && step.states.rows == 0, "skip", "only whole rows without states skip layers");
+}
+
 void check_history(const SamplingInput& s, int64_t vocab) {
   const auto total = static_cast<int64_t>(s.history.size());
   require_offsets(s.history_start, s.rows(), total, "sampling.history_start");
@@ -253,6 +260,7 @@ void check_step(const StepInput& step, const StepLimits& limits) {
   check_blocks(step, limits);
   limits.cache.states().check(step);
   check_slice(step, limits.layers);
+  check_skip(step, limits);
   check_vectors(step, limits);
   check_sampling(step, limits.vocab);
 }

@@ -1,8 +1,10 @@
-"""Drafts of a smaller model: the answers of single steps, token for token."""
+"""Drafts of a smaller model, and of the model without some layers: the answers of single steps,
+token for token."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from engine.test_speculation import batch, told
 from helpers.constrained import Brook
 
 from tidemill.loading import bundled_models
+from tidemill.worker.speculate import opening
+from tidemill.worker.speculate.layers import Found
 
 DRAFT = f"draft={bundled_models()['brook'] / 'draft'}"
 STORY = "Tell me a story about a fox and a bear."
@@ -26,10 +30,14 @@ TIGHT = {"kv_memory": 3 * 2**19, "max_model_len": 256, "block_size": 16, "prefix
 
 
 @pytest.mark.parametrize("how", [{}, TIGHT, {"threads": 2}])
-def test_answers_are_those_of_single_steps(plain: Brook, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("drafter", [DRAFT, "skip"])
+def test_answers_are_those_of_single_steps(
+    plain: Brook, drafter: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "search", lambda backend, bos: Found((2, 4), 0.8, 1.1))
     requests = batch(plain)
     want = [told([plain.run([one])[0]])[0] for one in requests]
-    engine = Brook(speculate=DRAFT, **how)
+    engine = Brook(speculate=drafter, packed_cache="off", **how)
     assert told(engine.run(requests)) == want
     assert told(engine.run(requests)) == want, "with prefixes found again"
     stats = engine.stats()
@@ -52,3 +60,16 @@ def test_sampled_drafts_come_true(backend: str) -> None:
         assert after.drafts_accepted - before.drafts_accepted > least * drafted / 2
         assert drafted > 100
     engine.close()
+
+
+def test_layers_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([Found((1, 3), 0.5, 1.1)])
+    monkeypatch.setattr(opening, "search", lambda backend, bos: next(found))
+    options = {"speculate": "skip", "packed_cache": str(tmp_path)}
+    for _ in range(2):
+        engine = Brook(**options)  # type: ignore[arg-type]
+        (answer,) = engine.ask(STORY, max_tokens=40)
+        assert answer.finish == "length" and engine.stats().drafted_tokens > 20
+        engine.close()
+    with pytest.raises(StopIteration):
+        Brook(**options, quantize="q8_0")  # type: ignore[arg-type]

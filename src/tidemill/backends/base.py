@@ -237,6 +237,9 @@ class StepInputs:
         snapshots: int32 [N, 3]: row, token count, and the additional state written after that many
             of the row's tokens; ascending by row and token count.
         slice: layers computed for the last row; None: all. Other rows always compute all layers.
+        skip: int32, ascending: layers that are left out, of a step that drafts: x passes them
+            unchanged, and they write no K and V. Not with `slice`, `states` or a layer whose K and
+            V others read. None: none are.
         return_logits: also return the float32 logits of all rows that have logits (for tests).
         hidden: uint8 [R]; HIDDEN_NONE, HIDDEN_LAST or HIDDEN_ALL: tokens whose final hidden states
             (after the last norm) are returned; LAST: of each sampled position. None: no tokens.
@@ -265,6 +268,7 @@ class StepInputs:
     states: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     snapshots: Int32 = field(default_factory=lambda: np.zeros((0, 3), np.int32))
     slice: LayerSlice | None = None
+    skip: Int32 | None = None
     return_logits: bool = False
     hidden: UInt8 | None = None
     hidden_layers: Int32 | None = None

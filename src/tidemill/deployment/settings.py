@@ -417,7 +417,8 @@ MODEL = (
         *("speculate", checks.SPECULATE),
         "Draft tokens of the output, which the model verifies several in one step; the answers "
         "stay the same. lookup: what followed the latest tokens where they occurred before in "
-        "prompt and output; draft=MODEL: also a smaller model of the same vocabulary; auto: "
+        "prompt and output; draft=MODEL: also a smaller model of the same vocabulary; "
+        "skip: also the model itself without some layers; auto: "
         "whatever there is, as measured; off: nothing, unless a request says it.",
     ),
 )

@@ -281,6 +281,17 @@ class KeptWeights:
         return digest.digest()
 
 
+def packed_folder(config: EngineConfig) -> Path | None:
+    """Where packed weights are kept; None when `packed_cache` is ``off``, or ``auto`` and there is
+    no user's folder."""
+    if config.packed_cache == "off":
+        return None
+    try:
+        return default_folder() if config.packed_cache == "auto" else Path(config.packed_cache)
+    except RuntimeError:  # a user without a home
+        return None
+
+
 def kept_weights(
     config: EngineConfig,
     files: ModelFiles,
@@ -300,12 +311,8 @@ def kept_weights(
         loss: see `KeptWeights`.
         tell: see `KeptWeights`.
     """
-    if config.packed_cache == "off":
-        return None
-    try:
-        auto = config.packed_cache == "auto"
-        folder = default_folder() if auto else Path(config.packed_cache)
-    except RuntimeError:  # a user without a home
+    folder = packed_folder(config)
+    if folder is None:
         return None
     # How stored numbers are to be read may be said in the config alone.
     described = json.dumps(dict(files.config), sort_keys=True, default=str).encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ from tidemill.worker.speculate.drafter import NOTHING, Drafted
 
 if TYPE_CHECKING:
     from tidemill.worker.adapters import AdapterLoader
-    from tidemill.worker.speculate.drafter import LoadedDrafter
+    from tidemill.worker.speculate.drafter import Drafter, LoadedDrafter
     from tidemill.worker.speculate.speculation import Speculation
 
 MAX_OUTSTANDING = 2
@@ -93,6 +93,7 @@ class RunnerHandle:
         """
         outputs = self._handle.result()
         runner = self._runner
+        runner.ended(self.step)
         runner.inputs.accept(self.step, outputs.sampled)
         pooled = runner.pooled(self.step, outputs) if self.step.poolings else {}
         speculation = runner.speculation
@@ -132,6 +133,8 @@ class Runner:
         self.inputs = InputBuilder(groups, max_len, size, slots, states, layers)
         self._steps: dict[int, PreparedStep] = {}
         self._loaded = dict(drafters or {})
+        self._own: dict[str, Callable[[], Drafter]] = {}
+        self._in_flight: set[int] = set()
         self.speculation: Speculation | None = None  # made when a sequence first has a drafter
 
     def submit(self, plan: StepPlan) -> RunnerHandle:
@@ -153,6 +156,7 @@ class Runner:
             del self._steps[next(iter(self._steps))]
         self._steps[plan.step_id] = step
         handle = RunnerHandle(self, step, self.backend.submit(step.inputs))
+        self._in_flight.add(plan.step_id)
         if self.speculation is not None:
             self.speculation.read(plan)
         return handle
@@ -161,7 +165,19 @@ class Runner:
         from tidemill.worker.speculate.speculation import DRAFTERS, Speculation
 
         loaded = {name: partial(_same, drafter) for name, drafter in self._loaded.items()}
-        return Speculation(self.inputs.sequences, {**DRAFTERS, **loaded})
+        return Speculation(self.inputs.sequences, {**DRAFTERS, **loaded, **self._own})
+
+    def add_drafter(self, name: str, make: Callable[[], Drafter]) -> None:
+        """Let a drafter be made that works with the model itself; before the first plan."""
+        self._own[name] = make
+
+    def ended(self, step: PreparedStep) -> None:
+        """A step has its outputs."""
+        self._in_flight.discard(step.plan.step_id)
+
+    def idle(self) -> bool:
+        """Whether no step is in flight."""
+        return not self._in_flight
 
     def pooled(self, step: PreparedStep, outputs: StepOutputs) -> dict[int, bytes]:
         """Pool the step's hidden states; per row index the finished vector, or empty bytes."""
@@ -178,6 +194,7 @@ class Runner:
 
     def rollback(self, plan: StepPlan) -> None:
         """Undo what a failed plan changed here; the newest one first."""
+        self._in_flight.discard(plan.step_id)
         if self.speculation is not None:
             self.speculation.forget_new(plan)
         step = self._steps.pop(plan.step_id, None)

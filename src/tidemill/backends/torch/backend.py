@@ -225,6 +225,8 @@ class TorchBackend:
         own = None if spec.layer_inputs is None else self._own_inputs(spec.layer_inputs, tokens, x)
         for i, layer in enumerate(spec.layers):
             kept.take(i, x)
+            if inputs.skip is not None and i in inputs.skip:
+                continue
             h, attended = x, None
             if layer.mixer is not None:
                 h = self._block_norm(i, "attn_norm", layer.has_norm("attn"), x)

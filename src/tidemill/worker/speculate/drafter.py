@@ -21,12 +21,17 @@ class Wanted(NamedTuple):
         tokens: int32: all its known tokens; a view that is valid during the call.
         most: the most drafts that can be used.
         least: nothing is proposed whose first draft has a lower confidence.
+        adapter_slot: see `Row`.
+        end: position after the last token of its row in the step, drafts included: its blocks reach
+            so far. A longer block table may be out of date.
     """
 
     seq_id: int
     tokens: Int32
     most: int
     least: int = 0
+    adapter_slot: int = 0
+    end: int = 0
 
 
 class Proposal(NamedTuple):

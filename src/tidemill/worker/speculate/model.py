@@ -12,25 +12,18 @@ when it is next asked, at most `CATCH_UP` tokens in one call.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from tidemill.backends.base import Backend
-from tidemill.contract.plan import (
-    MOST_CONFIDENT,
-    LogitsWanted,
-    NewSequence,
-    Row,
-    RowResult,
-    StepPlan,
-)
+from tidemill.contract.plan import LogitsWanted, NewSequence, Row, RowResult
 from tidemill.contract.program import OutputProgram
-from tidemill.worker.runner import Runner, RunnerHandle
+from tidemill.worker.runner import Runner
 from tidemill.worker.speculate.blocks import DraftBlocks, block_keys
 from tidemill.worker.speculate.drafter import NOTHING, Int32, Proposal, Wanted
+from tidemill.worker.speculate.rounds import Rounds, drafts_of
 
 CATCH_UP = 512
 """Tokens that a call reads beyond one per sequence: clients wait for the call."""
@@ -87,7 +80,7 @@ class ModelDrafter:
 
     def __init__(self, backend: Backend, max_len: int, blocks: int, vocab: int) -> None:
         self.backend = backend
-        self._runner = Runner(backend, max_len)
+        self._rounds = Rounds(Runner(backend, max_len))
         self._blocks = DraftBlocks(blocks)
         self._size = backend.options.block_size
         self._groups = len(backend.spec.cache_groups())
@@ -95,7 +88,6 @@ class ModelDrafter:
         self._vocab = vocab
         self._states: dict[int, _State] = {}
         self._finished: list[int] = []
-        self._steps = 0
 
     def add(self, new: NewSequence, cached: int) -> None:
         """See Drafter."""
@@ -127,7 +119,9 @@ class ModelDrafter:
             if (state := self._states[one.seq_id]).known == 0:
                 new.append(msgspec.structs.replace(state.new, token_ids=tuple(one.tokens.tolist())))
             state.known = len(one.tokens)
-        found = self._draft(rows, new, {one.seq_id: len(one.tokens) for one in wanted}, lengths)
+        finished, self._finished = tuple(self._finished), []
+        ends = {one.seq_id: len(one.tokens) for one in wanted}
+        found = self._rounds.draft(rows, ends, lengths, new=tuple(new), finished=finished)
         for row in rows:
             self._states[row.seq_id].computed = row.start + row.count
         return [self._end(one, found.get(one.seq_id, [])) for one in wanted]
@@ -217,75 +211,17 @@ class ModelDrafter:
         del state.keys[len(state.blocks) :]
         state.computed = len(state.blocks) * self._size
 
-    def _draft(
-        self, rows: list[Row], new: list[NewSequence], ends: dict[int, int], lengths: dict[int, int]
-    ) -> dict[int, list[RowResult]]:
-        """Compute the rows, then a position after the other; per sequence what was sampled. Two
-        steps are in flight, so that the threads do not wait for Python."""
-        found: dict[int, list[RowResult]] = {}
-        if not rows:
-            return found
-        plans: list[StepPlan] = []
-        handles: list[RunnerHandle] = []
-        try:
-            for i in range(max([1, *lengths.values()])):
-                if i:
-                    rows = [
-                        Row(
-                            seq_id=seq_id,
-                            start=ends[seq_id] + i - 1,
-                            count=1,
-                            input_from=plans[-1].step_id,
-                            logits=LogitsWanted.LAST,
-                            sample=True,
-                        )
-                        for seq_id, length in lengths.items()
-                        if length > i
-                    ]
-                self._steps += 1
-                finished, self._finished = tuple(self._finished), []
-                plan = StepPlan(
-                    step_id=self._steps, rows=tuple(rows), new=tuple(new), finished=finished
-                )
-                new = []
-                plans.append(plan)
-                handles.append(self._runner.submit(plan))
-                if i:
-                    _take(handles[i - 1], found)
-            _take(handles[-1], found)
-        except Exception:
-            self._abandon(plans, handles)
-            raise
-        return found
-
-    def _abandon(self, plans: list[StepPlan], handles: list[RunnerHandle]) -> None:
-        """Wait for the steps that are in flight, and undo them."""
-        for handle in handles:
-            try:
-                handle.result()
-            except Exception:
-                continue
-        for plan in reversed(plans):
-            self._runner.rollback(plan)
-
     def _end(self, one: Wanted, results: list[RowResult]) -> Proposal:
         """The proposal of what was sampled, and the sequence's state after it."""
         state, count = self._states[one.seq_id], len(one.tokens)
         if state.known != count:
             return NOTHING  # it had no row
-        drafts: list[int] = []
-        confidence: list[int] = []
-        for result in results:
-            if not result.token_ids or result.token_ids[0] >= self._vocab:
-                break
-            drafts.append(result.token_ids[0])
-            assert result.logprobs is not None
-            confidence.append(confidence_of(result.logprobs[0].logprob))
+        drafts, confidence = drafts_of(results, self._vocab)
         if results:
             state.computed = count + max(0, len(drafts) - 1)
-        state.drafts = tuple(drafts)
+        state.drafts = drafts
         self._publish(state, one.tokens)
-        return Proposal(state.drafts, confidence=tuple(confidence))
+        return Proposal(drafts, confidence=confidence)
 
     def _publish(self, state: _State, tokens: Int32) -> None:
         full = min(state.computed, len(tokens)) // self._size
@@ -294,17 +230,6 @@ class ModelDrafter:
             state.keys = block_keys(tokens[: full * self._size], self._size, state.keys)
             for i in range(before, full):
                 self._blocks.publish(state.blocks[i], state.keys[i])
-
-
-def confidence_of(logprob: float) -> int:
-    """The class of a draft's probability under the drafter: equal parts of it."""
-    return min(MOST_CONFIDENT, int(math.exp(min(0.0, logprob)) * (MOST_CONFIDENT + 1)))
-
-
-def _take(handle: RunnerHandle, found: dict[int, list[RowResult]]) -> None:
-    for result in handle.result().rows:
-        if result.token_ids:
-            found.setdefault(result.seq_id, []).append(result)
 
 
 def _drafted(new: NewSequence, vocab: int) -> NewSequence:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import msgspec
 
 from tidemill.backends.base import BackendFactory
+from tidemill.base.build import build_id
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import TidemillError, config_error
+from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.speculation import DRAFT, OFF, read_setting
+from tidemill.contract.speculation import DRAFT, OFF, SKIP, read_setting
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.parts import ModelFiles
 from tidemill.worker.opening import Opened, of_files
-from tidemill.worker.packed import kept_weights
+from tidemill.worker.packed import kept_weights, packed_folder
+from tidemill.worker.runner import Runner
+from tidemill.worker.speculate.layers import Found, search
 from tidemill.worker.speculate.model import ModelDrafter
+from tidemill.worker.speculate.skip import SkipDrafter
 from tidemill.worker.speculate.vocabulary import difference
+
+_log = get_logger(__name__)
 
 Progress = Callable[[str], None]
 
@@ -93,6 +103,66 @@ def load_draft(draft: Draft, target: Opened, blocks: int, progress: Progress) ->
     backend.when_loaded(loaded)
     backend.allocate_cache((blocks,) * len(files.spec.cache_groups()), unchecked=True)
     return ModelDrafter(backend, options.max_positions, blocks, target.files.spec.vocab_size)
+
+
+def load_skip(config: EngineConfig, opened: Opened, runner: Runner, progress: Progress) -> None:
+    """Let the model of a runner draft for itself, without some of its layers. Which ones is
+    searched once, and kept with the packed weights.
+
+    Raises:
+        TidemillError: CONFIG for a model with a state per sequence.
+    """
+    backend, spec = runner.backend, opened.files.spec
+    if spec.state_bytes:
+        raise config_error(
+            "speculate",
+            f"{config.model} keeps a state per sequence, which advances through all layers: it "
+            "cannot draft without some of them; use lookup",
+        )
+    kept = KeptLayers(config, opened)
+    found = kept.find()
+    if found is None:
+        begun = monotonic()
+        ends = opened.files.bos_token_id, *opened.files.eos_token_ids, 0
+        bos = next(t for t in ends if t is not None and 0 <= t < spec.vocab_size)
+        found = search(backend, bos)
+        kept.keep(found)
+        progress(f"searched layers to draft without: {monotonic() - begun:.1f} s")
+    progress(found.told(len(spec.layers)))
+    layers, inputs = found.layers, runner.inputs
+    runner.add_drafter(SKIP, lambda: SkipDrafter(backend, inputs, layers, runner.idle))
+
+
+class KeptLayers:
+    """What was found for a model, in the folder of its packed weights."""
+
+    def __init__(self, config: EngineConfig, opened: Opened) -> None:
+        options = opened.options
+        how = f"{build_id()} {opened.backend} {options.dtype} {options.quantize}".encode()
+        name = hashlib.blake2b(opened.files.digest() + how, digest_size=16).hexdigest()
+        folder = packed_folder(config)
+        self._path = None if folder is None else folder / f"{name}.layers"
+
+    def find(self) -> Found | None:
+        """What was found; None if it is not known."""
+        if self._path is None:
+            return None
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=Found)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def keep(self, found: Found) -> None:
+        """Keep it for the next start."""
+        if self._path is None:
+            return
+        part = self._path.with_suffix(f".{os.getpid()}.part")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(msgspec.json.encode(found))
+            part.replace(self._path)
+        except OSError as error:
+            _log.warning("the layers that were found are not kept: %s", error)
 
 
 def _check(draft: ModelFiles, target: ModelFiles, name: str) -> None:

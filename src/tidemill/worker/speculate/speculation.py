@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
-from tidemill.contract.plan import Drafting, StepPlan
+from tidemill.contract.plan import Drafting, DraftsWanted, Row, StepPlan
 from tidemill.contract.speculation import LOOKUP
 from tidemill.worker.sequences import SequenceSlots
 from tidemill.worker.speculate.drafter import NOTHING, Drafted, Drafter, Int32, Proposal, Wanted
@@ -76,11 +76,12 @@ class Speculation:
         found: dict[int, tuple[str, Proposal]] = {}
         drafting: list[Drafting] = []
         left = [(row.seq_id, row.drafts_wanted) for row in plan.rows if row.drafts_wanted]
+        rows = {row.seq_id: row for row in plan.rows if row.drafts_wanted}
         while left:
             calls: dict[str, list[Wanted]] = {}
             for seq_id, (first, *_) in left:
                 if first.drafter in self._of.get(seq_id, ()):
-                    one = Wanted(seq_id, self._tokens(seq_id), first.most, first.least)
+                    one = _wanted(rows[seq_id], first, self._tokens(seq_id))
                     calls.setdefault(first.drafter, []).append(one)
             for name, wanted in calls.items():
                 begun = monotonic()
@@ -121,3 +122,8 @@ class Speculation:
     def _forget(self, seq_id: int) -> None:
         for name in self._of.pop(seq_id, ()):
             self._drafters[name].forget(seq_id)
+
+
+def _wanted(row: Row, asked: DraftsWanted, tokens: Int32) -> Wanted:
+    end = row.start + row.count + len(row.draft_token_ids)
+    return Wanted(row.seq_id, tokens, asked.most, asked.least, row.adapter_slot, end)
