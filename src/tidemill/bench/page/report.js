@@ -228,6 +228,7 @@ function overTime() {
       : steady.discarded ? `Warm-up (shaded): ${steady.discarded} requests. ` : steady.verdict === "steady" ? "Steady from its start. " : "") +
     `Client: ${number(100 * (client.cpu || 0), 2)} % of a core, ${number(client.lag?.p99)} ms late (p99)` +
     (client.saturated ? ": SATURATED, its figures are partly the client's." : ".") +
+    (point.repetitions?.length ? " Dots are of all repetitions, lines of the first." : "") +
     (stride > 1 ? ` Every ${stride}th request is drawn.` : "");
 }
 
