@@ -95,9 +95,14 @@ class Recording:
         self.prices = prices
         self.routes = frozenset(routes)
 
-    def begin(self, state: State) -> OpenRecord:
-        """A request has arrived; `state` is its ASGI state."""
-        record = state["record"] = OpenRecord(self, state)
+    def begin(self, state: State, arrived: float | None = None) -> OpenRecord:
+        """A request has arrived.
+
+        Args:
+            state: its ASGI state.
+            arrived: when, of the monotonic clock; None: now.
+        """
+        record = state["record"] = OpenRecord(self, state, arrived)
         if self.recent is not None:
             self.recent.begin(id(record), record.story)
         return record
@@ -117,11 +122,12 @@ class OpenRecord:
         "_status",
     )
 
-    def __init__(self, recording: Recording, state: State) -> None:
+    def __init__(self, recording: Recording, state: State, arrived: float | None = None) -> None:
         self._recording = recording
         self._state = state
-        self._at = wall()
-        self._began = monotonic()
+        now = monotonic()
+        self._began = now if arrived is None else arrived
+        self._at = wall() - (now - self._began)
         self._holders = 1
         self._status = 0
         self._method = self._route = ""

@@ -93,7 +93,7 @@ class AccessLogMiddleware:
             scope = {**scope, "method": "GET"}
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        record = None if self._recording is None else self._recording.begin(state)
+        record = None if self._recording is None else self._recording.begin(state, _arrived(scope))
 
         async def with_id(message: Message) -> None:
             nonlocal status
@@ -194,6 +194,12 @@ def declared_names(param: str, names: Collection[str]) -> str:
     """
     parts = (_SEGMENT.fullmatch(part) for part in param[:256].split("."))
     return ".".join(m[0] if m is not None and m[1] in names else "?" for m in parts)
+
+
+def _arrived(scope: Scope) -> float | None:
+    """When the head of a request was read, of the monotonic clock; None where that is not known."""
+    found: float | None = scope.get("extensions", {}).get("tidemill.arrived")
+    return found
 
 
 def _valid_id(request_id: str | None) -> str | None:

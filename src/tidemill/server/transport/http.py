@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from tidemill.base.clock import wall
+from tidemill.base.clock import monotonic, wall
 from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
 from tidemill.metrics.registry import ServerMetrics
@@ -268,7 +268,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._probes_only and self.url.partition(b"?")[0].decode("latin-1") not in PROBES:
             self._stop_parsing(self._full())
         # Before the application is called, in a task of its own.
-        extensions: dict[str, Any] = {"tidemill.long_body": self._allow_long_body}
+        extensions: dict[str, Any] = {
+            "tidemill.long_body": self._allow_long_body,
+            "tidemill.arrived": monotonic(),
+        }
         if self._get_upgrade() == b"websocket":
             extensions["tidemill.websocket"] = partial(self._become_websocket, self.scope)
         self.scope["extensions"] = extensions
