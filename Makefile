@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models batches stalls audit sanitizers neon clean fuzz pulls rollouts fuzz-config
+.PHONY: FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models batches stalls explanations audit sanitizers neon clean fuzz pulls rollouts fuzz-config
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -149,6 +149,9 @@ batches: test-install ## 5,000 lines of a batch through ten kills -9, and what o
 
 stalls: test-install ## what large and hostile requests cost other streams and probes (a few minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.stalls $(ARGS)
+
+explanations: test-install ## do explanations of 200 requests under load agree with their clients' clock (a minute)
+	PYTHONPATH=tests $(BIN)/python -m load.clock $(ARGS)
 
 rollouts: test-install ## how often rollouts decide rightly, simulated; the table of docs/rollouts.md (15 minutes)
 	PYTHONPATH=tests $(BIN)/python -m rollouts.run --write $(ARGS)

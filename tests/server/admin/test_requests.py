@@ -9,12 +9,19 @@ from typing import Any
 import httpx
 import pytest
 from helpers.live_server import fake_context, serving
-from helpers.scripted_engine import ScriptedEngine
+from helpers.scripted_engine import ScriptedEngine, fake_info
 
 from tidemill.contract.prices import Prices
+from tidemill.contract.quotas import Defaults, Level, parse_limits
+from tidemill.contract.sampling import SamplingParams
+from tidemill.generation.caller import ANONYMOUS
+from tidemill.metrics.quotas import QuotaMetrics
 from tidemill.server.access.auth import Principal
 from tidemill.server.access.keys import Owner, Role
 from tidemill.server.admin.requests import _may_see
+from tidemill.server.admission.options import AdmissionOptions
+from tidemill.server.quotas.gate import Gate
+from tidemill.server.quotas.quotas import Quotas
 from tidemill.telemetry.phases import Milestones
 from tidemill.telemetry.recent import Story
 from tidemill.telemetry.record import RequestRecord
@@ -140,3 +147,46 @@ def test_who_sees_which() -> None:
     manager = principal(Role.MANAGER, "t")
     assert [_may_see(manager, one) for one in (mine, teams, others)] == [0, 1, 0]
     assert not _may_see(principal(Role.MANAGER), story())  # of no team
+
+
+def test_a_full_queue_is_explained() -> None:
+    engine = ScriptedEngine(info=fake_info(num_blocks=4))
+    options = AdmissionOptions(max_queue_tokens=50)
+    context = fake_context(engine, admission_options=options, explain=True)
+    context.keep_recent(5, Prices())
+    with serving(context) as url:
+        ticket = context.host.models[0].admission.admit(
+            ANONYMOUS, [(1,) * 200], [SamplingParams(max_tokens=50)]
+        )
+        body = {"prompt": "x" * 90, "max_tokens": 60}
+        assert post(url, "/v1/completions", body, "full").status_code == 429
+        ticket.close()
+        found = get(url, "/admin/requests/full")
+    admission = found["admission"]
+    assert (admission["decision"], admission["bound"], admission["waiting"]) == ("queue", 50, 250)
+    assert (admission["prompt"], admission["expected"]) == (91, 60)
+    assert "250 tokens wait and the queue is full" in found["refusal"]
+    assert found["reasons"][0].startswith("It was refused: the server is busy")
+
+
+def test_what_was_taken_of_limits_and_which_refused() -> None:
+    context = fake_context(ScriptedEngine(), explain=True)
+    context.keep_recent(5, Prices())
+    limits = parse_limits({"tokens_per_day": 100, "soft_requests_per_minute": 1})
+    defaults = Defaults({Level.KEY: limits})
+    quotas = Quotas(defaults, None, QuotaMetrics(context.metrics.registry))
+    context.quotas = Gate(lambda: quotas)
+    context.quotas.open()
+    with serving(context) as url:
+        body = {"model": "tiny", "prompt": "x" * 9, "max_tokens": 50, "ignore_eos": True}
+        assert post(url, "/v1/completions", body, "taken").status_code == 200
+        assert post(url, "/v1/completions", body, "refused").status_code == 429
+        taken, refused = get(url, "/admin/requests/taken"), get(url, "/admin/requests/refused")
+    views = {view["measure"]: view for view in taken["quota"]}
+    view = views["tokens_per_day"]
+    assert (view["level"], view["amount"], view["reserved"], view["remaining"]) == (
+        *("key", 100, 60, 40),
+    )
+    assert views["requests_per_minute"]["soft"]
+    assert "tokens per day" in refused["refusal"] and refused["quota"] == []
+    assert [phase["name"] for phase in refused["phases"]][-1] == "quota"
