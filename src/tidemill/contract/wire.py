@@ -248,7 +248,8 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
     Attributes:
         steps, tokens: steps with drafts, and the tokens that they gave.
-        saved_seconds: what such steps saved, by the predicted time of steps without.
+        plain_seconds, spent_seconds: predicted time of their tokens by steps without drafts, and
+            what they took, drafting and waiting for the result included.
         held_out_predicted_seconds, held_out_seconds: of steps that were to have drafts and had
             none, so that steps without are measured: predicted and measured time.
         drafters: by name.
@@ -256,10 +257,16 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
     steps: int = 0
     tokens: int = 0
-    saved_seconds: float = 0.0
+    plain_seconds: float = 0.0
+    spent_seconds: float = 0.0
     held_out_predicted_seconds: float = 0.0
     held_out_seconds: float = 0.0
     drafters: tuple[DrafterFigures, ...] = ()
+
+    @property
+    def saved_seconds(self) -> float:
+        """What steps with drafts saved, by the predicted time of steps without."""
+        return self.plain_seconds - self.spent_seconds
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

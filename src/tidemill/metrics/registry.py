@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from tidemill.base.clock import monotonic
 from tidemill.contract.wire import EngineStats
+from tidemill.metrics.speculation import speculation_metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -89,6 +90,7 @@ class _EngineCollector:
             for model, stats in self.stats.items():
                 counter.add_metric((model,), getattr(stats, field))
             yield counter
+        yield from speculation_metrics(self.stats)
 
 
 class RequestObserver:

@@ -18,7 +18,7 @@ class Figures:
 
     def __init__(self) -> None:
         self._drafters: dict[str, _OfDrafter] = {}
-        self._saved = self._held_out = self._expected = 0.0
+        self._plain = self._spent = self._held_out = self._expected = 0.0
         self._steps = self._tokens = 0
         self._told: SpeculationFigures | None = None
 
@@ -51,7 +51,8 @@ class Figures:
         self._steps += 1
         self._tokens += tokens
         if rows and plain > 0.0:
-            self._saved += tokens / rows * plain - seconds
+            self._plain += tokens / rows * plain
+            self._spent += seconds
         self._told = None
 
     def count_held_out(self, expected: float, seconds: float) -> None:
@@ -66,7 +67,8 @@ class Figures:
             self._told = SpeculationFigures(
                 steps=self._steps,
                 tokens=self._tokens,
-                saved_seconds=self._saved,
+                plain_seconds=self._plain,
+                spent_seconds=self._spent,
                 held_out_predicted_seconds=self._expected,
                 held_out_seconds=self._held_out,
                 drafters=tuple(
