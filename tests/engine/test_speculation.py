@@ -100,3 +100,21 @@ def test_a_wrong_and_a_right_prediction(plain: Brook) -> None:
         stats = plain.stats()
         assert stats.drafts_accepted - before.drafts_accepted >= min(least, len(want.tokens) - 4)
         before = stats
+
+
+def test_what_a_controller_chooses_by_the_clock_changes_no_answer(plain: Brook) -> None:
+    requests = batch(plain)
+    want = [told([plain.run([one])[0]])[0] for one in requests]
+    engine = Brook(speculate="auto", always_draft=False, prefix_caching=False)
+    try:
+        for _ in range(2):  # the second time with what was learned
+            assert told(engine.run(requests)) == want
+        some_off = [
+            msgspec.structs.replace(one, speculation="off") if i % 2 else one
+            for i, one in enumerate(requests)
+        ]
+        assert told(engine.run(some_off)) == want
+        figures = engine.stats().speculation
+        assert figures is not None and figures.drafters[0].accepted[0] > 0
+    finally:
+        engine.close()

@@ -327,7 +327,7 @@ def test_a_drafter_that_turns_wrong_is_given_up_and_streams_are_launched_ahead(d
             machine.land()
     assert machine.tokens("a") == expected_tokens(PROMPT, 800, VOCAB)
     figures = machine.scheduler.stats().speculation
-    assert figures is not None and figures.drafters[0].accepted[0] >= 5
+    assert figures is not None and figures.drafters[0].accepted[0] >= 3
     assert len(machine.plans) > 650
     late = [row for plan in machine.plans[100:] for row in plan.rows if row.draft_token_ids]
     assert 1 <= len(late) < len(machine.plans) // 20

@@ -133,7 +133,7 @@ def test_a_drafter_that_is_wrong_is_asked_no_more_until_it_is_explored() -> None
     of, seq = controller(0.010, 0.002), Stream()
     streams: Any = [seq]
     of.choose(streams, 0)
-    assert of.wanted(streams[0]) == (DraftsWanted("lookup", 16, 0),), "hopeful at first"
+    assert of.wanted(streams[0]) == (DraftsWanted("lookup", 16, 1),), "hopeful at first"
     for confidence in range(6):
         verify(of, seq, 0, (confidence,), 60)
     of.choose(streams, 0)

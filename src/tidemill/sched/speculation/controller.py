@@ -35,6 +35,9 @@ MAX_MODEL_DRAFTS = 8
 EXPLORE_EVERY = 64
 HOLD_OUT_EVERY = 64
 
+DECIDE_EVERY = 4
+"""Results of a sequence after which it is decided again whom it asks."""
+
 # A gain in rate below this share is noise of the estimates.
 _LEAST_GAIN = 0.02
 _LEAST_PRODUCT = 0.02
@@ -178,13 +181,12 @@ class Controller:
             return ()
         if self._exploring or not self.adaptive or not self._rate:
             return tuple(DraftsWanted(name, min(most, _most_of(name))) for name in seq.drafters)
-        kept = seq.wanted
-        if kept is not None and kept[0] == (self._version, seq.evidence) and most == MAX_DRAFTS:
-            return kept[1]
-        wanted = self._decide(seq, most)
-        if most == MAX_DRAFTS:
-            seq.wanted = (self._version, seq.evidence), wanted
-        return wanted
+        if most < MAX_DRAFTS:
+            return self._decide(seq, most)
+        known, kept = (self._version, seq.evidence // DECIDE_EVERY), seq.wanted
+        if kept is None or kept[0] != known:
+            kept = seq.wanted = known, self._decide(seq, most)
+        return kept[1]
 
     def _decide(self, seq: Sequence, most: int) -> tuple[DraftsWanted, ...]:
         acceptance, found = self.acceptance_of(seq), []
@@ -201,7 +203,7 @@ class Controller:
         """The lowest class of certainty from which on drafts that cost nothing to propose bring
         more than they cost to verify, and than it costs to wait for them in vain."""
         waiting = self._waiting_cost + _LEAST_GAIN
-        for least in range(MOST_CONFIDENT + 1):
+        for least in range(1, MOST_CONFIDENT + 1):
             chance = acceptance.chance((name, least))
             value = _value([chance] * most, self._rate * self._token)
             if value * acceptance.chance((name, proposes(least))) > waiting:
@@ -236,14 +238,15 @@ class Controller:
         self.figures.count(drafter, count, came_true)
         acceptance = self.acceptance_of(seq)
         for index in range(min(came_true + 1, count)):
-            came = index < came_true
-            acceptance.observe((drafter, confidence[index]), came)
-            acceptance.observe((drafter, position(index)), came)
+            acceptance.observe((drafter, confidence[index]), index < came_true)
+            if drafter != LOOKUP:  # those who are asked for a number of drafts
+                acceptance.observe((drafter, position(index)), index < came_true)
         seq.evidence += 1
 
     def took(self, seq: Sequence, drafter: str, least: int, proposed: bool) -> None:
         """A row has its result that waited for drafts of at least this certainty."""
         self.acceptance_of(seq).observe((drafter, proposes(least)), proposed)
+        seq.evidence += 1
 
     def step_done(self, step: StepDone) -> None:
         """A step has its result."""

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from tidemill.contract.plan import Drafting
 from tidemill.contract.wire import DrafterFigures, SpeculationFigures
 
 
 class _OfDrafter:
+    """Of a drafter: its time, and how many proposals had so many drafts verified and accepted."""
+
     def __init__(self) -> None:
         self.seconds = 0.0
         self.verified: list[int] = []
         self.accepted: list[int] = []
+
+    def tell(self, name: str) -> DrafterFigures:
+        return DrafterFigures(name, self.seconds, _at(self.verified), _at(self.accepted))
+
+
+def _at(proposals: list[int]) -> tuple[int, ...]:
+    """By position: how many proposals had more drafts than come before it."""
+    behind = accumulate(reversed(proposals[1:]))
+    return tuple(behind)[::-1]
 
 
 class Figures:
@@ -25,13 +38,11 @@ class Figures:
     def count(self, drafter: str, verified: int, accepted: int) -> None:
         """Drafts of a row were verified."""
         of = self._drafters.setdefault(drafter, _OfDrafter())
-        while len(of.verified) < verified:
+        while len(of.verified) <= verified:
             of.verified.append(0)
             of.accepted.append(0)
-        for index in range(verified):
-            of.verified[index] += 1
-        for index in range(accepted):
-            of.accepted[index] += 1
+        of.verified[verified] += 1
+        of.accepted[accepted] += 1
         self._told = None
 
     def count_time(self, done: Drafting) -> None:
@@ -71,9 +82,6 @@ class Figures:
                 spent_seconds=self._spent,
                 held_out_predicted_seconds=self._expected,
                 held_out_seconds=self._held_out,
-                drafters=tuple(
-                    DrafterFigures(name, of.seconds, tuple(of.verified), tuple(of.accepted))
-                    for name, of in sorted(self._drafters.items())
-                ),
+                drafters=tuple(of.tell(name) for name, of in sorted(self._drafters.items())),
             )
         return self._told

@@ -87,7 +87,8 @@ class Speculation:
                 begun = monotonic()
                 for one, proposal in zip(wanted, self._call(name, wanted), strict=True):
                     quiet = proposal.quiet and found.get(one.seq_id, _QUIET)[1].quiet
-                    found[one.seq_id] = name, proposal._replace(quiet=quiet)
+                    by = name if proposal.token_ids else ""
+                    found[one.seq_id] = by, proposal._replace(quiet=quiet)
                 longest = max(one.most for one in wanted)
                 drafting.append(Drafting(name, monotonic() - begun, len(wanted), longest))
             left = [
