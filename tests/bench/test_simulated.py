@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from helpers.simulated_time import Script, ScriptedServer, one_at_a_time, run_si
 
 from tidemill.bench.load import measure_server
 from tidemill.bench.options import BenchOptions
+from tidemill.bench.report import search_line
 from tidemill.bench.results import BenchReport
 from tidemill.bench.stats import percentile
 
@@ -85,7 +88,31 @@ def test_goodput_search_finds_the_capacity() -> None:
     # 20/s is served without a queue; above it the wait grows with every request.
     assert found["rate"] == pytest.approx(20, rel=0.03)
     assert found["rate"] < found["above"] <= 1.011 * found["rate"]
-    assert len(report.points) == len(found["probes"])
+    alone, *probes = report.points
+    assert alone.mode == "concurrency" and len(probes) == len(found["probes"])
+    # A probe that has failed is not measured to its end.
+    failed = [p for p in found["probes"] if not p["passed"]]
+    assert failed and all(p["requests"] < 400 for p in failed if p["rate"] > 22)
+    assert all(p["requests"] == 400 for p in found["probes"] if p["passed"])
+
+
+def test_a_goodput_search_that_nothing_meets_ends() -> None:
+    report, _ = measured(
+        one_at_a_time(0.05), goodput=True, objectives={"e2e": 40.0}, output_tokens=1, requests=100
+    )
+    assert report.search is not None and report.search["rate"] is None
+    assert len(report.search["probes"]) == 5
+    assert "no rate tried" in search_line(report)
+
+
+def test_a_trace_that_is_longer_than_the_point_is_pointed_at(tmp_path: Path) -> None:
+    rows = [{"timestamp": i * 10, "input": 5, "output": 1} for i in range(10)]
+    (path := tmp_path / "trace").write_text("\n".join(map(json.dumps, rows)))
+    script = lambda body, number, now: [0.01]  # noqa: E731
+    report, server = measured(script, trace=path, speeds=(2.0,), duration=21.0)
+    assert len(server.bodies) == 5 and any("5 requests" in note for note in report.notes)
+    times = [came - 1000.0 for came, _ in server.bodies]
+    assert times == pytest.approx([0, 5, 10, 15, 20])
 
 
 def test_goodput_under_poisson_arrivals_is_that_of_the_queue() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -13,14 +14,14 @@ from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.bench.client import Client, Clock, Connect, HttpFailure, Target
 from tidemill.bench.dialects import DIALECTS, Sampling
 from tidemill.bench.energy import EnergyMeter, cost
-from tidemill.bench.loops import POLL, Loops, Measured
+from tidemill.bench.loops import POLL, Loops, Measured, Tick
 from tidemill.bench.options import BenchOptions
 from tidemill.bench.quality import exact_match, perplexity, read_questions
 from tidemill.bench.results import BenchReport, PointReport, RequestTrace
 from tidemill.bench.search import find_goodput, sweep_concurrency, sweep_rate
 from tidemill.bench.send import Sender
 from tidemill.bench.steady import steady_part
-from tidemill.bench.summary import merge, summarize
+from tidemill.bench.summary import meets, merge, summarize
 from tidemill.bench.workload import Workload
 
 # Called with (label of the point, finished requests, total requests; 0: unknown).
@@ -29,6 +30,7 @@ Progress = Callable[[str, int, int], None]
 _SWEEP_STREAMS = 32
 _PROBE_REQUESTS = 100  # of a goodput search: fewer cannot tell 99 % from 100 %
 _PROBE_SECONDS = 10.0
+_ALONE_REQUESTS = 10  # of one stream, before the search
 
 _LABELS = {
     "concurrency": "concurrency {:g}", "rate": "{:.3g} req/s", "ramp": "ramp to {:g} req/s",
@@ -64,14 +66,13 @@ class _Run:
             self._sender, self._workload.conversation, options.think, options.max_concurrency, poll
         )
         self.points: list[PointReport] = []
+        self._unsent = 0  # requests of a trace that were due after the point's time
 
     async def _warm_up(self) -> None:
         sessions = self._workload.closed(self._options.warmup)
-        await self._loops.closed(sessions, 1, self._options.max_seconds, lambda: None)
+        await self._loops.closed(sessions, 1, self._options.max_seconds, lambda _: False)
 
-    async def _load(
-        self, mode: str, value: float, count: int | None, tick: Callable[[], None]
-    ) -> Measured:
+    async def _load(self, mode: str, value: float, count: int | None, tick: Tick) -> Measured:
         options, workload = self._options, self._workload
         until = min(options.duration or options.max_seconds, options.max_seconds)
         if mode == "concurrency":
@@ -88,9 +89,18 @@ class _Run:
             return min(len(self._workload.trace), options.requests or len(self._workload.trace))
         if mode == "ramp":
             return None
+        if mode == "concurrency" and options.goodput:
+            return _ALONE_REQUESTS
         if options.goodput and options.requests is None and options.duration is None:
             return max(_PROBE_REQUESTS, int(_PROBE_SECONDS * value))
         return options.requests_for(value)
+
+    def _allowed_misses(self, count: int | None) -> float:
+        """Requests that may miss the objectives before a probe of a search has failed."""
+        options = self._options
+        if not options.goodput or count is None:
+            return math.inf
+        return math.floor((1 - options.target) * count + 1e-9)
 
     async def point(self, mode: str, value: float) -> PointReport:
         """Measure one concurrency, rate, ramp or trace, as often as the options say."""
@@ -98,37 +108,48 @@ class _Run:
         count = self._count(mode, value)
         total = (count or 0) * options.repeat
         label, finished = _LABELS[mode].format(value), 0
+        allowed = self._allowed_misses(count if mode == "rate" else None)
+        misses = 0
 
-        def tick() -> None:
-            nonlocal finished
+        def tick(trace: RequestTrace) -> bool:
+            nonlocal finished, misses
             finished += 1
+            misses += math.isfinite(allowed) and not meets(trace, options.objectives)
             self._progress(label, finished, total)
+            return misses > allowed
 
         self._progress(label, 0, total)
-        meter = EnergyMeter(self._sender.client.target.host)
         points: list[PointReport] = []
         parts: list[list[RequestTrace]] = []
         for repetition in range(options.repeat):
-            await self._warm_up()
-            measured = await self._load(mode, value, count, tick)
-            whole = summarize(
-                mode, value, measured.traces, options.objectives, measured.client,
-                repetition=repetition,
-            )  # fmt: skip
-            part = measured.traces
-            if options.steady_only:
-                part = steady_part(part, whole.steady)
-                whole = summarize(
-                    mode, value, part, options.objectives, measured.client, whole.steady, repetition
-                )
-            points.append(whole)
+            misses = 0
+            point, part = await self._repetition(mode, value, count, tick, repetition)
+            points.append(point)
             parts.append(part)
         merged = merge(points, parts)
-        merged.energy = meter.read()
         merged.cost = cost(merged, options.prices)
         self.points.append(merged)
         self._progress(label, finished, finished)
         return merged
+
+    async def _repetition(
+        self, mode: str, value: float, count: int | None, tick: Tick, repetition: int
+    ) -> tuple[PointReport, list[RequestTrace]]:
+        """One measurement of a point, and the traces that it counts."""
+        options = self._options
+        await self._warm_up()
+        meter = EnergyMeter(self._sender.client.target.host)
+        measured = await self._load(mode, value, count, tick)
+        energy = meter.read()
+        traces, client = measured.traces, measured.client
+        point = summarize(mode, value, traces, options.objectives, client, repetition=repetition)
+        if options.steady_only:
+            traces, steady = steady_part(traces, point.steady), point.steady
+            point = summarize(mode, value, traces, options.objectives, client, steady, repetition)
+        point.energy = energy
+        if mode == "trace" and count is not None and count > len(measured.traces):
+            self._unsent += count - len(measured.traces)
+        return point, traces
 
     async def all_points(self) -> dict[str, Any] | None:
         """Measure what the options ask for; returns the result of a goodput search."""
@@ -141,7 +162,8 @@ class _Run:
             return await self.point("concurrency", value)
 
         if options.goodput:
-            first = options.rates[0] if options.rates else 1.0
+            # Without a first rate: what one stream reaches, which a server surely serves.
+            first = options.rates[0] if options.rates else await self._alone() or 1.0
             return await find_goodput(rate, options.target, options.precision, first)
         if options.sweep == "concurrency":
             await sweep_concurrency(streams)
@@ -157,6 +179,10 @@ class _Run:
             for value in options.rates or options.concurrency:
                 await self.point(mode, value)
         return None
+
+    async def _alone(self) -> float:
+        """Requests per second of one stream."""
+        return (await self.point("concurrency", 1)).request_throughput
 
     async def quality(self) -> dict[str, Any] | None:
         """Measure the quality that the options ask for."""
@@ -180,6 +206,11 @@ class _Run:
             )
         if self._workload.clipped:
             found.append(f"{self._workload.clipped} requests had their lengths cut.")
+        if self._unsent:
+            found.append(
+                f"{self._unsent} requests of the trace were due after --duration or --max-seconds "
+                "and were not sent."
+            )
         if self._options.max_concurrency is not None:
             found.append("Latencies include the wait for --max-concurrency.")
         return found

@@ -17,15 +17,18 @@ _HEARTBEAT = 0.05
 # The event loop's timers are late by up to a millisecond; so long before a due time it polls.
 POLL = 0.001
 
-Tick = Callable[[], None]
+# Called with each request that has ended; True ends an open loop.
+Tick = Callable[[RequestTrace], bool]
+_POLL_STOP = 0.2
 
 
 @dataclass(slots=True)
 class Measured:
-    """Traces of a point, and what the client did."""
+    """Traces of a point, what the client did, and whether `Tick` ended it early."""
 
     traces: list[RequestTrace] = field(default_factory=list)
     client: ClientUse = field(default_factory=ClientUse)
+    stopped: bool = False
 
 
 class _Watch:
@@ -100,7 +103,7 @@ class Loops:
         tasks: set[asyncio.Task[None]] = set()
         limit = asyncio.Semaphore(self.max_concurrency) if self.max_concurrency else None
         for session in sessions:
-            if session.due > until:
+            if session.due > until or measured.stopped:
                 break
             while (left := zero + session.due - clock()) > 0:
                 await asyncio.sleep(left - self.poll if left > self.poll else 0)
@@ -111,7 +114,10 @@ class Loops:
             task.add_done_callback(tasks.discard)
         sent = clock() - zero
         while tasks:
-            await asyncio.wait(set(tasks))
+            if measured.stopped:
+                for task in tasks:
+                    task.cancel()
+            await asyncio.wait(set(tasks), timeout=_POLL_STOP)
         measured.client = watch.end(len(measured.traces))
         measured.client.sent_rate = len(measured.traces) / max(sent, 1e-9)
         return measured
@@ -141,7 +147,7 @@ class Loops:
             trace = await self.sender.send(prompt, turn.input_tokens, due, zero, several)
             measured.traces.append(trace)
             due = trace.end + self.think
-            tick()
+            measured.stopped = tick(trace) or measured.stopped
             if trace.error is not None:
                 return
             if several:

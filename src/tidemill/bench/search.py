@@ -13,6 +13,7 @@ Measure = Callable[[float], Awaitable[PointReport]]
 
 _GROWTH = 2.0
 _MOST_DOUBLINGS = 20
+_LOWEST = 16  # a search gives up at this part of its first rate
 _ENOUGH = 1.05  # a concurrency that gives less than this much more throughput ends a sweep
 _RATE_SHARES = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
 
@@ -56,7 +57,7 @@ async def find_goodput(
             low, rate = rate, rate * _GROWTH
         else:
             high, rate = rate, rate / _GROWTH
-        if low is not None and high is not None:
+        if (low is not None and high is not None) or rate < first / _LOWEST:
             break
     while low is not None and high is not None and high / low > 1 + precision:
         middle = (low * high) ** 0.5

@@ -237,6 +237,7 @@ def merge(points: Sequence[PointReport], traces: Sequence[Sequence[RequestTrace]
         interval_method="repetitions",
         repetitions=rows,
         client=worst.client,
+        energy={name: sum(p.energy.get(name, 0.0) for p in points) for name in whole.energy},
         samples={
             name: [v for p in points for v in p.samples.get(name, ())] for name in whole.samples
         },
