@@ -240,7 +240,7 @@ def compare(a: BenchReport, b: BenchReport) -> Comparison:
         )
     for report in (a, b):
         if any(p.client.saturated for p in report.points):
-            notes.append(f"{report.label}: the client was saturated at some points.")
+            notes.append(f"{report.label}: the client was saturated or held up at some points.")
         if any(p.steady.get("verdict") == "drifting" for p in report.points):
             notes.append(f"{report.label}: some points are not steady.")
     shares = [_cached_share(report) for report in (a, b)]

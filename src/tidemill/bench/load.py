@@ -201,8 +201,8 @@ class _Run:
         found = []
         if any(p.client.saturated for p in self.points):
             found.append(
-                "The client was saturated at some points: what it measured there is partly itself. "
-                "Use less load, or several clients on other machines."
+                "The client was saturated or held up at some points: what it measured there is "
+                "partly itself. Use a quiet machine, less load, or several clients."
             )
         if self._workload.clipped:
             found.append(f"{self._workload.clipped} requests had their lengths cut.")

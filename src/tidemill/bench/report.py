@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.bench.compare import Comparison
 from tidemill.bench.results import BenchReport, PointReport
-from tidemill.bench.summary import metrics
+from tidemill.bench.summary import BUSY, metrics
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,11 +85,7 @@ def _notes(report: BenchReport) -> list[str]:
                 f"{point.value:g}: not steady: latency changes by {growth:+.0%} within the point"
             )
         if point.client.saturated:
-            lag = point.client.lag.get("p99", 0.0)
-            lines.append(
-                f"{point.value:g}: the client was saturated or held up: "
-                f"{point.client.cpu:.0%} of a core, {lag:.1f} ms late (p99)"
-            )
+            lines.append(f"{point.value:g}: {client_line(point)}")
         lines += [
             f"{point.value:g}: {joules:.1f} J by {source}"
             + (f", {joules / point.output_tokens:.3f} J per output token"
@@ -121,6 +117,15 @@ def quality_lines(report: BenchReport) -> list[str]:
     return lines
 
 
+def client_line(point: PointReport) -> str:
+    """Why a point is limited by the client."""
+    client = point.client
+    late = f"{client.lag.get('p99', 0.0):.1f} ms late (p99)"
+    if client.cpu > BUSY:
+        return f"the client was saturated: {client.cpu:.0%} of a core, {late}"
+    return f"the client was held up on its machine: {late}, with {client.cpu:.0%} of a core"
+
+
 def search_line(report: BenchReport) -> str:
     """The result of a goodput search as a sentence."""
     found = report.search
@@ -128,10 +133,13 @@ def search_line(report: BenchReport) -> str:
     wanted = ", ".join(f"{name} <= {most:g} ms" for name, most in report.objectives.items())
     if found["rate"] is None:
         return f"goodput: no rate tried meets {wanted} for {found['target']:.0%} of the requests"
+    best = next((p for p in report.points if p.mode == "rate" and p.value == found["rate"]), None)
+    unsteady = best is not None and best.steady.get("verdict") != "steady"
     above = f"; {found['above']:.3g} req/s fails" if found["above"] is not None else ""
     return (
         f"goodput: {found['rate']:.3g} req/s is the highest rate found at which "
         f"{found['target']:.0%} meet {wanted}{above}"
+        + ("; it was not steady there: longer probes (--duration) may fail" if unsteady else "")
     )
 
 

@@ -17,7 +17,7 @@ PERCENTILES = (50, 90, 95, 99)
 _BOUNDED = (50, 90, 99)  # those with intervals
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 # A client this busy, or this late (in ms, and as a share of the median TTFT), limits what it sees.
-_BUSY, _LATE, _LATE_SHARE = 0.9, 5.0, 0.1
+BUSY, _LATE, _LATE_SHARE = 0.9, 5.0, 0.1
 
 
 def _distribution(seconds: Sequence[float]) -> dict[str, float]:
@@ -108,7 +108,7 @@ def _saturated(client: ClientUse, found: Mapping[str, Mapping[str, float]]) -> b
     late = client.lag.get("p99", 0.0)
     first = found["ttft"]["p50"]
     bound = max(_LATE, _LATE_SHARE * first if math.isfinite(first) else 0.0)
-    return client.cpu > _BUSY or late > bound
+    return client.cpu > BUSY or late > bound
 
 
 def metrics(point: PointReport) -> dict[str, float]:
