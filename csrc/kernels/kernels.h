@@ -15,7 +15,7 @@ namespace tidemill {
 enum class WeightType : int {
   F32 = 0, F16 = 1, BF16 = 2, Q8_0 = 3, Q4_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7,
   I8 = 8,  // a row: its float scale, then k int8
-  MXFP4 = 9, IQ4_NL = 10
+  MXFP4 = 9, IQ4_NL = 10, Q4_1 = 11, Q5_0 = 12, Q5_1 = 13
 };
 // Formats that activations are converted to before a matrix product. I8: one float scale per 32 values.
 // I8SignMagnitude: the same values, magnitudes and signs stored separately. I8Row: one scale per row.
@@ -140,8 +140,8 @@ struct KernelTable {
   ActType (*act_type)(WeightType weight, bool float32_compute);
   int64_t (*panel_bytes)(WeightType weight, ActType act, int64_t k);
   // Packs kPanel rows starting at row n0 (zero rows past n) from `source`, whose rows have type `from`,
-  // into `panel`. Either from == to, or `from` is F32, F16 or BF16 and `to` any type except the K
-  // types, MXFP4 and IQ4_NL (those are packed only from themselves). Quantization follows GGUF's
+  // into `panel`. Either from == to, or `from` is F32, F16 or BF16 and `to` one of F32, F16,
+  // BF16, Q8_0, Q4_0 and I8 (the other types are packed only from themselves). Quantization follows GGUF's
   // reference rule (Q8_0: d = max|x| / 127; Q4_0: d = x_absmax / -8). I8 uses Q8_0's rule with the
   // whole row as its group.
   void (*pack_panel)(WeightType from, const void* source, WeightType to, ActType act,

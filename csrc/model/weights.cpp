@@ -19,6 +19,9 @@ Storage storage_of(WeightType type) {
     case WeightType::Q4_0: return {18, 32};
     case WeightType::MXFP4: return {17, 32};
     case WeightType::IQ4_NL: return {18, 32};
+    case WeightType::Q4_1: return {20, 32};
+    case WeightType::Q5_0: return {22, 32};
+    case WeightType::Q5_1: return {24, 32};
     case WeightType::Q4_K: return {144, 256};
     case WeightType::Q5_K: return {176, 256};
     case WeightType::Q6_K: return {210, 256};

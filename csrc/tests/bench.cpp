@@ -29,6 +29,7 @@ void read_plainly(const uint8_t* data, int64_t bytes) {
 
 constexpr WeightType kTypes[] = {
     WeightType::Q8_0, WeightType::Q4_0, WeightType::MXFP4, WeightType::IQ4_NL,
+    WeightType::Q4_1, WeightType::Q5_0, WeightType::Q5_1,
     WeightType::Q4_K, WeightType::Q5_K, WeightType::Q6_K,  WeightType::I8,
     WeightType::BF16, WeightType::F16,  WeightType::F32};
 

@@ -68,7 +68,8 @@ inline uint16_t bf16_bits(float x) {
 inline float bf16_rounded(float x) { return bf16_value(bf16_bits(x)); }
 
 inline const char* name(WeightType t) {
-  const char* names[] = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "I8", "MXFP4", "IQ4_NL"};
+  const char* names[] = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "I8", "MXFP4", "IQ4_NL",
+                         "Q4_1", "Q5_0", "Q5_1"};
   return names[int(t)];
 }
 inline const char* name(KvType t) {

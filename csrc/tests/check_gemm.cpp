@@ -174,6 +174,38 @@ void random_code_block(WeightType type, Random& random, Source& out) {
   }
 }
 
+bool legacy_type(WeightType type) {
+  return type == WeightType::Q4_1 || type == WeightType::Q5_0 || type == WeightType::Q5_1;
+}
+
+// A block of 32 codes with these factors, laid out from the format's description.
+void legacy_block(WeightType type, float scale, float offset, const int (&q)[32], Source& out) {
+  const bool five = type != WeightType::Q4_1, minimum = type != WeightType::Q5_0;
+  const uint16_t d = half_bits(scale), m = half_bits(minimum ? offset : 0);
+  append(out.bytes, &d, 2);
+  if (minimum) append(out.bytes, &m, 2);
+  uint32_t fifth = 0;
+  for (int i = 0; i < 32; ++i) fifth |= uint32_t(q[i] >> 4) << i;
+  if (five) append(out.bytes, &fifth, 4);
+  for (int i = 0; i < 16; ++i) {
+    const uint8_t byte = uint8_t((q[i] & 15) | (q[16 + i] & 15) << 4);
+    append(out.bytes, &byte, 1);
+  }
+  for (int code : q) {
+    const int value = minimum ? code : code - 16;
+    out.values.push_back(half_value(d) * float(value) + half_value(m));
+    out.sizes.push_back(std::fabs(half_value(d) * float(code)) + std::fabs(half_value(m)));
+    out.wide.push_back(dequantized(half_value(d), value, -double(half_value(m))));
+  }
+}
+
+void random_legacy_block(WeightType type, Random& random, Source& out) {
+  int q[32];
+  for (int& code : q) code = int(random.below(type == WeightType::Q4_1 ? 16 : 32));
+  const bool zero = random.below(8) == 0;
+  legacy_block(type, zero ? 0 : random.uniform() * 0.1f, zero ? 0 : random.normal() * 0.3f, q, out);
+}
+
 // An int8 row after its float scale.
 void quantize_row(const float* x, int64_t k, Source& out) {
   float largest = 0;
@@ -197,6 +229,10 @@ Source make_source(WeightType type, const std::vector<float>& x, int64_t k, Rand
   if (code_type(type)) {
     for (size_t i = 0; i < x.size(); i += 32) random_code_block(type, random, out);
     for (double v : out.values) out.sizes.push_back(std::fabs(v));
+    return out;
+  }
+  if (legacy_type(type)) {
+    for (size_t i = 0; i < x.size(); i += 32) random_legacy_block(type, random, out);
     return out;
   }
   if (k_type(type)) {
@@ -452,6 +488,33 @@ void run_nibble_extremes(const KernelTable& t, WeightType type) {
   }
 }
 
+// The same for the other types of groups of 32.
+void run_legacy_extremes(const KernelTable& t, WeightType type) {
+  constexpr int64_t k = 64, n = 32;
+  const ActType kind = t.act_type(type, false);
+  for (int code : {0, 1, 15, 16, 31}) {
+    if (type == WeightType::Q4_1 && code > 15) continue;
+    Source source{type, {}, {}, {}, {}};
+    int q[32];
+    for (int& of : q) of = code;
+    for (int64_t g = 0; g < n * k / 32; ++g) legacy_block(type, 1, 3, q, source);
+    const int64_t size = t.panel_bytes(type, kind, k);
+    Buffer packed(size), act(t.act_row_bytes(kind, k));
+    t.pack_panel(type, source.bytes.data(), type, kind, 0, n, k, packed.data);
+    const PackedMatrix w{type, kind, n, k, size, packed.data};
+    const double value = source.values[0];
+    const double slack = kind == ActType::BF16 && value == 0 ? std::ldexp(127 * k * 34.0, -29) : 0;
+    for (int sign : {-1, 1}) {
+      std::vector<float> x(k, 127.0f * sign), out(n);
+      t.pack_act(kind, x.data(), k, act.data);
+      t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n, false, nullptr);
+      for (float v : out)
+        if (!(std::fabs(v - sign * 127 * k * value) <= slack))
+          fail(t.isa, "extremes of five bits", "%s code %d: %g", name(type), code, v);
+    }
+  }
+}
+
 // The same for int8 with a scale per row: sums close to the limit of 32 bits.
 void run_channel_extremes(const KernelTable& t) {
   constexpr int64_t k = 131072, n = 32, rows = 16;
@@ -528,7 +591,7 @@ void check_gemm(const KernelTable& t) {
   for (W type : {W::BF16, W::Q8_0, W::I8}) run_many_rows(t, type, 1100, 64);
   // Depths of whole chunks and more, and a few tiles of rows, the last one partial.
   for (int64_t rows : {33, 48, 63, 128, 145, 300}) {
-    for (W type : {W::BF16, W::Q8_0, W::I8, W::Q4_0, W::IQ4_NL})
+    for (W type : {W::BF16, W::Q8_0, W::I8, W::Q4_0, W::IQ4_NL, W::Q4_1, W::Q5_0, W::Q5_1})
       for (int64_t k : {256, 352, 608}) run_many_rows(t, type, rows, k);
     for (W type : {W::Q4_K, W::Q5_K, W::Q6_K})
       for (int64_t k : {256, 768}) run_many_rows(t, type, rows, k);
@@ -542,6 +605,13 @@ void check_gemm(const KernelTable& t) {
     run_case(t, {type, type, false, 33, 96}, random);
     run_case(t, {type, type, true, 77, 160}, random);
     run_case(t, {type, type, false, 128, 576}, random);
+  }
+  for (W type : {W::Q4_1, W::Q5_0, W::Q5_1}) {
+    run_case(t, {type, type, false, 1, 32}, random);
+    run_case(t, {type, type, false, 33, 96}, random);
+    run_case(t, {type, type, true, 77, 160}, random);
+    run_case(t, {type, type, false, 128, 576}, random);
+    run_legacy_extremes(t, type);
   }
   for (W type : {W::Q4_K, W::Q5_K, W::Q6_K}) {
     run_case(t, {type, type, false, 1, 256}, random);

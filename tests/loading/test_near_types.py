@@ -20,9 +20,8 @@ from tidemill.models.tensors import RawTensor
 UP = "layers.0.mlp.up.weight"
 # What each is held in, and how far that may be from it (relative, root mean square).
 HELD = {
-    "Q4_1": ("Q8_0", 0.007), "Q5_1": ("Q8_0", 0.007), "NVFP4": ("Q8_0", 0.007),
-    "Q2_K": ("Q8_0", 0.007), "IQ2_XXS": ("Q8_0", 3e-4), "IQ2_XS": ("Q8_0", 0.007),
-    "IQ2_S": ("Q8_0", 0.007), "IQ4_XS": ("IQ4_NL", 3e-4),
+    "NVFP4": ("Q8_0", 0.007), "Q2_K": ("Q8_0", 0.007), "IQ2_XXS": ("Q8_0", 3e-4),
+    "IQ2_XS": ("Q8_0", 0.007), "IQ2_S": ("Q8_0", 0.007), "IQ4_XS": ("IQ4_NL", 3e-4),
 }  # fmt: skip
 
 
@@ -35,8 +34,6 @@ def model(dtype: str, path: Path) -> tuple[Path, np.ndarray]:
         block[:, :4] %= 0x70
     elif dtype == "Q2_K":
         block[:, 80:84] = np.array((0.01, 0.015), np.float16).view(np.uint8)
-    elif dtype in ("Q4_1", "Q5_1"):  # from about -8 scales on
-        block[:, 2:4] = (block[:, :2].copy().view(np.float16) * np.float16(-8)).view(np.uint8)
     weights = {
         name: np.resize(value, tuple(256 if n == 32 else n for n in value.shape)).astype("f4")
         for name, value in tensors().items()

@@ -170,7 +170,7 @@ def test_an_expert_of_a_stack_is_unpacked_alone(tmp_path: Path) -> None:
     whole = one_tensor(StoredTensor("x", "Q5_0", (3, 4, 64), file, 4, data.size))
     for expert in range(3):
         alone = select(whole, Source("x", expert=expert, rows=slice(1, 4, 2)), Recent())
-        assert (alone.shape, alone.exact, alone.nbytes) == ((2, 64), "Q8_0", data.size // 6)
+        assert (alone.shape, alone.exact, alone.nbytes) == ((2, 64), "Q5_0", data.size // 6)
         assert [part.nbytes for part in alone.parts] == [data.size // 3]
         expected = whole.values()[expert, 1::2]
         np.testing.assert_array_equal(alone.values(), expected)
@@ -190,7 +190,7 @@ _INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
         (partial(packers.gptq, bits=8, group=32),
          {"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": True}, "Q8_0"),
         (partial(packers.awq, group=32),
-         {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}, "Q8_0"),
+         {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}, "Q5_0"),
         (partial(packers.pack_quantized, bits=4, group=32),
          {**_CT, "format": "pack-quantized",
           "config_groups": {"a": {"targets": ["Linear"], "weights": _GROUP}}}, "Q4_0"),

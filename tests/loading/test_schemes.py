@@ -52,7 +52,7 @@ def test_gptq(bits: int, group: int, version: int, tmp_path: Path) -> None:
     check(tmp_path, lambda v: packers.gptq(v, bits, group, version=version), config, held)
 
 
-@pytest.mark.parametrize(("bits", "held"), [(2, "Q4_0"), (3, "Q4_0"), (4, "Q8_0")])
+@pytest.mark.parametrize(("bits", "held"), [(2, "Q4_0"), (3, "Q4_0"), (4, "Q5_0")])
 def test_gptq_with_zero_points(bits: int, held: str, tmp_path: Path) -> None:
     config = {**GPTQ, "bits": bits, "group_size": 32, "sym": False, "desc_act": False}
     check(tmp_path, lambda v: packers.gptq(v, bits, 32, sym=False), config, held)
@@ -73,7 +73,7 @@ def test_gptq_groups_that_no_block_fits(tmp_path: Path) -> None:
 def test_auto_round_writes_others_bytes(packing: str, tmp_path: Path) -> None:
     config = {"quant_method": "auto-round", "packing_format": packing, "bits": 4, "sym": True}
     if packing.endswith("awq"):
-        check(tmp_path, lambda v: packers.awq(v, 32), config, "Q8_0")
+        check(tmp_path, lambda v: packers.awq(v, 32), config, "Q5_0")
     else:
         check(tmp_path, lambda v: packers.gptq(v, 4, 32), config, "Q4_0")
 
@@ -81,7 +81,7 @@ def test_auto_round_writes_others_bytes(packing: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("group", [32, 64])
 def test_awq(group: int, tmp_path: Path) -> None:
     config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}
-    check(tmp_path, lambda v: packers.awq(v, group), config, "Q8_0")
+    check(tmp_path, lambda v: packers.awq(v, group), config, "Q5_0")
 
 
 PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
@@ -89,7 +89,7 @@ PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 
 @pytest.mark.parametrize(
     ("bits", "group", "sym", "held"),
-    [(4, 32, True, "Q4_0"), (4, -1, True, "Q4_0"), (8, 64, True, "Q8_0"), (4, 64, False, "Q8_0")],
+    [(4, 32, True, "Q4_0"), (4, -1, True, "Q4_0"), (8, 64, True, "Q8_0"), (4, 64, False, "Q5_0")],
 )
 def test_compressed_tensors_packed(
     bits: int, group: int, sym: bool, held: str, tmp_path: Path

@@ -19,6 +19,14 @@ static inline void read_dequant_block(WeightType from, const uint8_t* row, int64
     __builtin_memcpy(out.codes, found.q, kBlock);
     return;
   }
+  if constexpr (is_legacy_type(kType)) {
+    LegacyBlock found;
+    read_legacy_block(kType, row + block * legacy_block_bytes(kType), found);
+    out.scale = found.d;
+    out.minimum = found.m;
+    __builtin_memcpy(out.codes, found.q, kGroup);
+    return;
+  }
   float x[kGroup];
   uint8_t nibbles[16];
   if (from != kType) to_float(from, row + source_bytes(from, block * kGroup), kGroup, x);
@@ -54,7 +62,9 @@ static inline void read_dequant_scales(WeightType from, const uint8_t* row, int6
     out.scale = load_as<uint16_t>(row + block * k_block_bytes(kType));
     out.minimum = load_as<uint16_t>(row + block * k_block_bytes(kType) + 2);
   } else {
-    out.scale = load_as<uint16_t>(row + source_bytes(kType, block * kGroup));
+    const uint8_t* from_row = row + source_bytes(kType, block * kGroup);
+    out.scale = load_as<uint16_t>(from_row);
+    if (DequantLayout<kType>::kMins) out.minimum = load_as<uint16_t>(from_row + 2);
   }
 }
 
@@ -131,7 +141,8 @@ static void pack_dequant_rows(WeightType from, const uint8_t* first, int64_t row
       read_dequant_block<kType>(from, row, b, block);
       uint8_t* head = panel + kDequantHead + b * Layout::kBlockBytes;
       store_as(head + 2 * j, scaled(block.scale, factor));
-      if (Layout::kMins) store_as(head + 64 + 2 * j, scaled(block.minimum, -factor));
+      if (Layout::kMins)
+        store_as(head + 64 + 2 * j, scaled(block.minimum, Layout::kByBlock ? -factor : factor));
       for (int64_t g = 0; g < Layout::kGroups; ++g) {
         uint8_t* group = head + Layout::kBlockHead + g * Layout::kGroupBytes;
         if (Layout::kByBlock) {
@@ -176,6 +187,8 @@ static void unpack_dequant(const uint8_t* panel, int64_t j, int64_t k, float* ou
       } else if constexpr (kType == WeightType::Q6_K) {
         const int8_t by = int8_t(group[(i / 16) * kPanel + j]);
         out[g * kGroup + i] = scale * float(by) * float(code - Layout::kZero);
+      } else if constexpr (Layout::kMins && !Layout::kByBlock) {
+        out[g * kGroup + i] = scale * float(code) + half_to_float(load_as<uint16_t>(head + 64 + 2 * j)) * factor;
       } else if constexpr (Layout::kMins) {
         const float minimum = half_to_float(load_as<uint16_t>(head + 64 + 2 * j)) * -factor;
         out[g * kGroup + i] =

@@ -42,6 +42,11 @@ struct DequantScales {
     Vi d = iload(head);
     if constexpr (!Layout::kByBlock) {
       set(0, d);
+      if constexpr (Layout::kMins) {
+        const Vi offsets = iload(head + 64);
+        offset[0][0] = both_lanes<0>(offsets);
+        offset[0][1] = both_lanes<1>(offsets);
+      }
     } else {
       TIDEMILL_UNROLL
       for (int part = 0; part < (kApart ? 2 : 1); ++part)
@@ -97,7 +102,7 @@ static TIDEMILL_INLINE void dequantize_vectors(const uint8_t* group, const Dequa
   const Vi value = code_value_bits<kType, kVec>(group);
   const Vi scale = by.scale[part][half];
   Vi weight;
-  if constexpr (Layout::kByBlock) {
+  if constexpr (Layout::kByBlock || Layout::kMins) {
     weight = halves_fma(value, scale, by.offset[part][half]);
   } else {
     weight = halves_mul(value, scale);

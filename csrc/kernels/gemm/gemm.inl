@@ -316,6 +316,7 @@ struct QuantizedWeights {
 };
 
 #include "kernels/gemm/kquants.inl"
+#include "kernels/gemm/legacy.inl"
 
 // int8 with a scale per output row (channel.inl): the value of an exact sum over all of k.
 static TIDEMILL_INLINE Vf channel_value(const uint8_t* panel, const uint8_t* act, int64_t lane,
@@ -588,6 +589,9 @@ static void gemm(const PackedMatrix& w, const uint8_t* acts, int64_t act_stride,
   if (w.type == WeightType::Q4_K) run = &gemm_panels<KWeights<WeightType::Q4_K>>;
   if (w.type == WeightType::Q5_K) run = &gemm_panels<KWeights<WeightType::Q5_K>>;
   if (w.type == WeightType::Q6_K) run = &gemm_panels<KWeights<WeightType::Q6_K>>;
+  if (w.type == WeightType::Q4_1) run = &gemm_panels<LegacyWeights<WeightType::Q4_1>>;
+  if (w.type == WeightType::Q5_0) run = &gemm_panels<LegacyWeights<WeightType::Q5_0>>;
+  if (w.type == WeightType::Q5_1) run = &gemm_panels<LegacyWeights<WeightType::Q5_1>>;
 #ifdef TIDEMILL_BF16_DOT
   if (w.act == ActType::BF16) run = &gemm_panels<FloatWeights<WeightType::BF16, true>>;
 #endif

@@ -80,3 +80,5 @@ static inline void read_k_block(WeightType type, const uint8_t* block, KBlock& o
   for (int g = 0; g < 8; ++g)
     for (int i = 0; i < 32; ++i) out.q[g * 32 + i] |= uint8_t((block[16 + i] >> g & 1) << 4);
 }
+
+#include "kernels/gemm/legacy_blocks.inl"

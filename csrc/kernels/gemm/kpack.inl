@@ -24,13 +24,9 @@ struct KLayout {
   }
 };
 
-// Packs one row's group.
-template <WeightType kType>
-static inline void pack_k_group(const KBlock& block, int64_t g, int64_t j, uint8_t* group) {
-  using Layout = KLayout<kType>;
-  const uint8_t* q = block.q + g * kGroup;
-  group[j] = block.scales[g][0];
-  group[32 + j] = block.scales[g][1];
+// Stores the codes of one row's group: nibbles, and the bits above them.
+template <class Layout>
+static inline void store_codes(const uint8_t* q, int64_t j, uint8_t* group) {
   const auto quad = [&](int t) { return load_as<uint32_t>(q + 4 * t); };
   for (int part = 0; part < 4; ++part) {
     const uint32_t low = quad(part) & 0x0f0f0f0fu, high = quad(4 + part) & 0x0f0f0f0fu;
@@ -44,6 +40,28 @@ static inline void pack_k_group(const KBlock& block, int64_t g, int64_t j, uint8
       bits |= (quad(row * kFields + field) >> 4 & kMask) << (kBits * field);
     store_as(group + Layout::kHigh + row * 128 + j * 4, bits);
   }
+}
+
+// Reads one of them.
+template <class Layout>
+static inline unsigned stored_code(const uint8_t* group, int64_t j, int64_t i) {
+  constexpr int kBits = Layout::kHighBits, kFields = kBits ? 8 / kBits : 1;
+  const int64_t quad = i / 4, byte = j * 4 + i % 4;
+  const uint8_t pair = group[Layout::kNibbles + quad % 4 * 128 + byte];
+  unsigned q = quad < 4 ? pair & 15 : pair >> 4;
+  if constexpr (kBits > 0) {
+    const uint8_t high = group[Layout::kHigh + quad / kFields * 128 + byte];
+    q |= unsigned(high >> (quad % kFields * kBits) & ((1 << kBits) - 1)) << 4;
+  }
+  return q;
+}
+
+// Packs one row's group.
+template <WeightType kType>
+static inline void pack_k_group(const KBlock& block, int64_t g, int64_t j, uint8_t* group) {
+  group[j] = block.scales[g][0];
+  group[32 + j] = block.scales[g][1];
+  store_codes<KLayout<kType>>(block.q + g * kGroup, j, group);
 }
 
 template <WeightType kType>
@@ -70,7 +88,6 @@ static void pack_k_rows(const uint8_t* source, int64_t row_bytes, int64_t rows, 
 template <WeightType kType>
 static void unpack_k(const uint8_t* panel, int64_t j, int64_t k, float* out) {
   using Layout = KLayout<kType>;
-  constexpr int kBits = Layout::kHighBits, kFields = kBits ? 8 / kBits : 1;
   for (int64_t b = 0; b < k / kBlock; ++b, panel += Layout::kBlockBytes) {
     KBlock block;
     const uint8_t* footer = panel + Layout::kFooter;
@@ -78,14 +95,7 @@ static void unpack_k(const uint8_t* panel, int64_t j, int64_t k, float* out) {
     block.dmin = Layout::kMins ? load_as<uint16_t>(footer + 64 + 2 * j) : uint16_t(0);
     for (int64_t i = 0; i < kBlock; ++i) {
       const uint8_t* group = panel + Layout::group_offset(i / kGroup);
-      const int64_t quad = i % kGroup / 4, byte = j * 4 + i % 4;
-      const uint8_t pair = group[Layout::kNibbles + quad % 4 * 128 + byte];
-      unsigned q = quad < 4 ? pair & 15 : pair >> 4;
-      if constexpr (kBits > 0) {
-        const uint8_t high = group[Layout::kHigh + quad / kFields * 128 + byte];
-        q |= unsigned(high >> (quad % kFields * kBits) & ((1 << kBits) - 1)) << 4;
-      }
-      block.q[i] = uint8_t(q);
+      block.q[i] = uint8_t(stored_code<Layout>(group, j, i % kGroup));
       block.scales[i / kGroup][0] = group[j];
       block.scales[i / kGroup][1] = group[32 + j];
     }

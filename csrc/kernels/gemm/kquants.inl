@@ -1,3 +1,18 @@
+// int8x4 number T of a group as unsigned bytes: k = 4T .. 4T + 3 of consecutive rows.
+template <class Layout, int T>
+static TIDEMILL_INLINE Vi code_quad(const uint8_t* group, int64_t column) {
+  const Vi pair = iload(group + Layout::kNibbles + T % 4 * 128 + column);
+  const Vi low = T < 4 ? nibble_low(pair) : nibble_high(pair);
+  if constexpr (Layout::kHighBits == 0) {
+    return low;
+  } else {
+    constexpr int kFields = 8 / Layout::kHighBits;
+    const Vi bits = iload(group + Layout::kHigh + T / kFields * 128 + column);
+    const Vi mask = iset(Layout::kHighBits == 2 ? 0x30303030 : 0x10101010);
+    return imerge(low, ishift_left<4 - T % kFields * Layout::kHighBits>(bits), mask);
+  }
+}
+
 // K types with int8 activations in blocks of 256, like their scales: sums per group of 32 (Q6_K: per
 // half group) are multiplied with the group's integer scale and added as integers, so a whole block is
 // exact until d, dmin and the activations' scale are applied once per block:
@@ -99,27 +114,12 @@ struct KWeights {
     }
   };
 
-  // int8x4 number t of a group as unsigned bytes: k = 4t .. 4t + 3 of consecutive rows.
-  template <int T>
-  static TIDEMILL_INLINE Vi quad(const uint8_t* group, int64_t column) {
-    const Vi pair = iload(group + Layout::kNibbles + T % 4 * 128 + column);
-    const Vi low = T < 4 ? nibble_low(pair) : nibble_high(pair);
-    if constexpr (Layout::kHighBits == 0) {
-      return low;
-    } else {
-      constexpr int kFields = 8 / Layout::kHighBits;
-      const Vi bits = iload(group + Layout::kHigh + T / kFields * 128 + column);
-      const Vi mask = iset(Layout::kHighBits == 2 ? 0x30303030 : 0x10101010);
-      return imerge(low, ishift_left<4 - T % kFields * Layout::kHighBits>(bits), mask);
-    }
-  }
-
   template <int T, int R, int V>
   static TIDEMILL_INLINE void dot_quad(const TileInput& in, const uint8_t* group,
                                        const uint8_t* act, Vi (&dot)[R][V]) {
     Vi w[V];
     TIDEMILL_UNROLL
-    for (int v = 0; v < V; ++v) w[v] = quad<T>(group, (in.lane + v * kLanes) * 4);
+    for (int v = 0; v < V; ++v) w[v] = code_quad<Layout, T>(group, (in.lane + v * kLanes) * 4);
     TIDEMILL_UNROLL
     for (int r = 0; r < R; ++r) {
       const Int8x4 a = act_int8x4(act + r * in.act_stride, T);

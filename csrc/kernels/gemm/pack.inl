@@ -8,7 +8,7 @@
 //   Q4_0  per group:    32 half scales, then 4 x 32 rows x 4 bytes; byte b of part c holds
 //                       q + 8 of k = 4c + b (low nibble) and 16 + 4c + b (high), GGUF's own order
 //   MXFP4, IQ4_NL as Q4_0, nibbles as they are (codes.inl); the scales of MXFP4 are bfloat16
-//   K types       see kpack.inl
+//   K types       see kpack.inl; Q4_1, Q5_0 and Q5_1: legacy_pack.inl
 //   I8            see channel.inl
 // With AMX, quantized types except MXFP4 and I8 have another layout (dequant_layout.inl). In Q8_0, I8
 // and 4-bit types, kDotBytes bytes of a row are adjacent: four (as above) or eight.
@@ -24,6 +24,7 @@ constexpr int64_t kQ8GroupBytes = 64 + 1024;
 constexpr int64_t kQ4GroupBytes = 64 + 512;
 
 static inline int64_t channel_panel_bytes(int64_t k);
+static inline int64_t legacy_panel_bytes(WeightType type, int64_t k);
 
 // Offset of byte i of row j in an int8 panel or group (Q4_0: of the byte whose low nibble is i).
 static inline int64_t byte_at(int64_t j, int64_t i) {
@@ -38,6 +39,9 @@ static ActType act_type(WeightType weight, bool float32_compute) {
       return kPairDots ? ActType::I8SignMagnitude : ActType::I8;
     case WeightType::Q4_0:
     case WeightType::MXFP4:
+    case WeightType::Q4_1:
+    case WeightType::Q5_0:
+    case WeightType::Q5_1:
       return ActType::I8;
     case WeightType::Q4_K:
     case WeightType::Q5_K:
@@ -74,6 +78,10 @@ static int64_t panel_bytes(WeightType weight, [[maybe_unused]] ActType act, int6
     case WeightType::Q5_K:
     case WeightType::Q6_K:
       return k_panel_bytes(weight, k);
+    case WeightType::Q4_1:
+    case WeightType::Q5_0:
+    case WeightType::Q5_1:
+      return legacy_panel_bytes(weight, k);
     case WeightType::I8:
       return channel_panel_bytes(k);
   }
@@ -97,6 +105,10 @@ static inline int64_t source_bytes(WeightType type, int64_t count) {
     case WeightType::Q5_K:
     case WeightType::Q6_K:
       return count / kBlock * k_block_bytes(type);
+    case WeightType::Q4_1:
+    case WeightType::Q5_0:
+    case WeightType::Q5_1:
+      return count / kGroup * legacy_block_bytes(type);
     default:
       return count * 2;
   }
@@ -153,6 +165,7 @@ static inline int8_t round_half_away(float x) {
 }
 
 #include "kernels/gemm/channel.inl"
+#include "kernels/gemm/legacy_pack.inl"
 
 // GGUF's reference rule: d = max|x| / 127, q = x / d rounded half away from zero.
 static inline uint16_t quantize_q8(const float* x, int8_t* q) {
@@ -279,6 +292,7 @@ static void pack_panel(WeightType from, const void* source, WeightType to, ActTy
   const uint8_t* first = static_cast<const uint8_t*>(source) + n0 * row_bytes;
   if (is_dequantized(to)) return pack_dequant_panel(from, to, first, row_bytes, rows, k, panel);
   if (is_k_type(to)) return pack_k_panel(to, first, row_bytes, rows, k, panel);
+  if (is_legacy_type(to)) return pack_legacy_panel(to, first, row_bytes, rows, k, panel);
   if (to == WeightType::I8) return pack_channel_panel(from, first, row_bytes, rows, k, panel);
   const bool quantized = to == WeightType::Q8_0 || to == WeightType::Q4_0 || is_code_type(to);
   const int64_t group_bytes = to == WeightType::Q8_0 ? kQ8GroupBytes : kQ4GroupBytes;
@@ -310,6 +324,7 @@ static void unpack_row(const PackedMatrix& w, int64_t row, float* out) {
   const int64_t j = row % kPanel;
   if (is_dequantized(w.type)) return unpack_dequant_row(w.type, panel, j, w.k, out);
   if (is_k_type(w.type)) return unpack_k_row(w.type, panel, j, w.k, out);
+  if (is_legacy_type(w.type)) return unpack_legacy_row(w.type, panel, j, w.k, out);
   if (w.type == WeightType::I8) return unpack_channel_row(panel, j, w.k, out);
   for (int64_t k = 0; k < w.k; ++k) {
     const int64_t g = k / kGroup, i = k % kGroup;
@@ -343,7 +358,7 @@ static void unpack_row(const PackedMatrix& w, int64_t row, float* out) {
         break;
       }
       default:
-        break;  // K types, handled above
+        break;  // handled above
     }
   }
 }

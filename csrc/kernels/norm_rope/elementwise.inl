@@ -82,6 +82,15 @@ static void to_float(WeightType from, const void* source, int64_t count, float* 
         for (int i = 0; i < kBlock; ++i) out[kBlock * b + i] = block.value(from, i);
       }
       return;
+    case WeightType::Q4_1:
+    case WeightType::Q5_0:
+    case WeightType::Q5_1:
+      for (int64_t b = 0; b < count / kGroup; ++b, bytes += legacy_block_bytes(from)) {
+        LegacyBlock block;
+        read_legacy_block(from, bytes, block);
+        for (int i = 0; i < kGroup; ++i) out[kGroup * b + i] = block.value(from, i);
+      }
+      return;
     case WeightType::I8:  // scales are per row: see unpack_row
       return;
   }

@@ -15,7 +15,7 @@ from tidemill.models.tensors import ROW_HEADS, RawTensor, TensorHeader
 # Codes of csrc/kernels/kernels.h.
 WEIGHT_TYPES = {
     "F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q4_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7,
-    "INT8": 8, "MXFP4": 9, "IQ4_NL": 10,
+    "INT8": 8, "MXFP4": 9, "IQ4_NL": 10, "Q4_1": 11, "Q5_0": 12, "Q5_1": 13,
 }  # fmt: skip
 
 # Embeddings, of which a step reads a few rows.

@@ -117,7 +117,8 @@ def holder(k: int, group: int, bits: int) -> str:
     """The type that holds integers of `bits` bits, sign included, in groups of columns."""
     if group % 32 or k % group:
         return "F32"
-    return "Q4_0" if bits <= 4 else "Q8_0" if bits <= 8 else "F32"
+    holders = {4: "Q4_0", 5: "Q5_0", 8: "Q8_0"}
+    return next((kind for most, kind in holders.items() if bits <= most), "F32")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from tidemill.models.tensors import DTYPE_BLOCKS
 
 # Block type -> lossless target types, smallest first. Scales at the far end of float16 may not fit.
 _HOLDERS: dict[str, tuple[str, ...]] = {
-    "Q5_0": ("Q8_0",),
     "TQ1_0": ("Q4_0",),
     "TQ2_0": ("Q4_0",),
     "Q3_K": ("Q6_K",),
@@ -93,6 +92,16 @@ def pack_q4_0(blocks: Blocks) -> UInt8:
     return np.concatenate([_halves(d, q), nibbles[:, :16] | (nibbles[:, 16:] << 4)], axis=1)
 
 
+def pack_q5_0(blocks: Blocks) -> UInt8:
+    """uint8 [n, 22]."""
+    d, q = _single(blocks)
+    _check_range(q, -16, 15)
+    codes = (q + 16).astype(np.uint8)
+    nibbles = (codes[:, :16] & 15) | (codes[:, 16:] << 4)
+    fifth = np.packbits(codes >> 4, axis=1, bitorder="little")
+    return np.concatenate([_halves(d, q), fifth, nibbles], axis=1)
+
+
 _IQ4_CODES = np.full(256, 16, np.uint8)  # by value, from -128; 16: not a step
 _IQ4_CODES[IQ4_VALUES + 128] = np.arange(16)
 
@@ -128,6 +137,7 @@ def pack_q6_k(blocks: Blocks) -> UInt8:
 PACKERS: dict[str, Callable[[Blocks], NDArray[np.uint8]]] = {
     "Q8_0": pack_q8_0,
     "Q4_0": pack_q4_0,
+    "Q5_0": pack_q5_0,
     "Q6_K": pack_q6_k,
     "IQ4_NL": pack_iq4_nl,
 }
