@@ -38,7 +38,7 @@ def stream(
 
 
 def trace(*streams: StreamFacts) -> Trace:
-    return Trace("a", began=1.0, reserved=1.5, admitted=2.0, submitted=2.5, streams=[*streams])
+    return Trace("a", (), began=1.0, reserved=1.5, admitted=2.0, submitted=2.5, streams=[*streams])
 
 
 def named(milestones: Milestones, found: Trace | None, now: float = 20.0) -> dict[str, float]:
@@ -77,6 +77,17 @@ def test_a_grammar_and_a_preemption() -> None:
     assert phases["prefill"] == 2.0
     parts = [phase.name for phase in phases_of(ALL, found, 0.0)]
     assert parts[-4:] == ["decode", "preempted", "decode", "deliver"]
+
+
+def test_adapters_and_a_grammar_in_the_order_in_which_they_came() -> None:
+    timings = RequestTimings(3.0, 4.0, 6.0, 11.0)
+    for grammar, adapter in ((3.25, 3.75), (3.75, 3.25)):
+        history = ChoiceHistory(ready=grammar, adapters_ready=adapter)
+        found = trace(stream((6.1, 1), (11.1, 1), timings=timings, history=history))
+        phases = named(ALL, found)
+        assert (phases["grammar"], phases["adapter"]) == (
+            (0.25, 0.5) if grammar < adapter else (0.5, 0.25)
+        )
 
 
 def test_a_recovery_before_and_after_the_first_token() -> None:

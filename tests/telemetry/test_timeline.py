@@ -51,7 +51,7 @@ def story(name: str = "r<1>", *, miss: Miss = Miss.PARTED, later: float = 0.0) -
         "r", 0, (1,), finish_reason=FinishReason.STOP, timings=timings, history=history
     )
     facts.output(end, 11.0, stats)
-    trace = Trace("a", 1.0, 1.5, 2.0, 2.5, streams=[facts])
+    trace = Trace("a", ("tone",), 1.0, 1.5, 2.0, 2.5, streams=[facts])
     trace.admission = AdmissionView("admitted", 120, 0, 10, 4000, 9000, 100, 3000)
     trace.quota = (QuotaView("key", "me", "tokens_per_day", "tokens", 1000, 130, 870, False),)
     record = RequestRecord(name, 0, prompt=120, cached=6, generated=4, status=200, model="m")
@@ -81,6 +81,7 @@ def test_times_as_people_read_them(seconds: float, shown: str) -> None:
 def test_the_text_says_everything() -> None:
     shown = text(document())
     for part in (
+        "adapter tone",
         "Cached tokens: 6: the prompt goes on differently",
         "Preempted at 7.00 s for 1.00 s: an older request",
         "Speculation: 3 of 5 drafts became tokens (lookup 3 of 5)",

@@ -116,6 +116,7 @@ class ChoiceHistory(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         ready: its grammar was compiled, and it could be queued; 0: it had none.
+        adapters_ready: its adapters were in memory; 0: it had none, or did not wait for them.
         grammar_known: the grammar was compiled before.
         mask_seconds: its share of computing token masks, beside the steps.
         prefix: of the choice that computed the prompt.
@@ -133,3 +134,4 @@ class ChoiceHistory(msgspec.Struct, frozen=True, array_like=True):
     further_chunks: int = 0
     preemptions: tuple[Preemption, ...] = ()
     drafters: tuple[DrafterHistory, ...] = ()
+    adapters_ready: float = 0.0

@@ -35,6 +35,7 @@ class SequenceHistory:
     further_chunks: int = 0
     preemptions: list[Preemption] = field(default_factory=list)
     drafters: dict[str, tuple[int, int]] = field(default_factory=dict)
+    adapters_ready: float = 0.0
 
     def planned(self, chunk: PromptChunk) -> None:
         """A step will compute a part of its known tokens."""
@@ -71,6 +72,7 @@ class SequenceHistory:
             self.further_chunks,
             tuple(self.preemptions),
             tuple(DrafterHistory(name, *counts) for name, counts in self.drafters.items()),
+            self.adapters_ready,
         )
 
 

@@ -210,6 +210,9 @@ class Scheduler:
             failure = RequestError(error.kind, error.message, error.param, error.retryable)
             return self._end(client, request_id, None, FinishReason.ERROR, failure)
         owner.adapter_slot = slot
+        for seq in owner.choices:
+            if seq.history is not None:
+                seq.history.adapters_ready = self._state.clock()
         self._arrived(owner, ADAPTERS)
         return []
 

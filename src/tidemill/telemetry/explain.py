@@ -84,6 +84,7 @@ def explanation(
         ],
         "reasons": reasons_of(story, phases, whole=whole),
         "choices": record.choices,
+        "adapters": [] if trace is None else list(trace.adapters),
         "reasoning_tokens": record.reasoning,
         "admission": _admission(trace, whole=whole),
         "quota": [] if trace is None else [_quota(view) for view in trace.quota],

@@ -19,6 +19,7 @@ PHASES = {
     "dispatch": "on its way to the engine",
     "lost": "work of an engine that ended before the first token",
     "grammar": "what its output must obey was compiled",
+    "adapter": "its adapters were read",
     "queue": "it waited for a place, or for memory",
     "prefill": "its prompt was computed, until the first token",
     "decode": "tokens were generated",
@@ -137,7 +138,8 @@ def _of_engine(marks: _Marks, streams: Sequence[StreamFacts]) -> str:
         marks.until("recovery", next((life.sent for life in reversed(lives)), 0.0))
     if timings is not None and len(lives) < 2:
         marks.until("dispatch", timings.received)
-    marks.until("grammar", min((h.ready for h in histories if h.ready), default=0.0))
+    for name, at in sorted(_awaited(histories), key=lambda one: one[1]):
+        marks.until(name, at)
     marks.until("queue", scheduled)
     pauses = [*_recoveries(lives), *_preempted(histories)]
     if not first and timings is not None:  # nothing is generated
@@ -148,6 +150,14 @@ def _of_engine(marks: _Marks, streams: Sequence[StreamFacts]) -> str:
         return "decode" if first else "prefill" if scheduled else "queue"
     marks.split("decode", timings.finished, pauses)
     return "deliver"
+
+
+def _awaited(histories: Sequence[ChoiceHistory]) -> list[tuple[str, float]]:
+    """What a request waited for before it was queued, and when it was there; the first of each."""
+    grammars = [history.ready for history in histories if history.ready]
+    adapters = [history.adapters_ready for history in histories if history.adapters_ready]
+    named = (("grammar", grammars), ("adapter", adapters))
+    return [(name, min(times)) for name, times in named if times]
 
 
 def together(streams: Sequence[StreamFacts]) -> RequestTimings | None:

@@ -93,6 +93,7 @@ def _phase(story: Story, phase: Phase, *, whole: bool) -> str:
         "prepare": f"Its prompt took {shown} to be made.",
         "quota": f"Its limits took {shown} to be reserved.",
         "grammar": f"What its output must obey took {shown} to be compiled.",
+        "adapter": f"Its adapters took {shown} to be read.",
         "preempted": f"It was preempted for {shown}.",
         "recovery": f"Its engine was replaced, which took {shown}.",
         "lost": f"{shown} of work were lost with an engine.",

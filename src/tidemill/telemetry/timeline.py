@@ -194,6 +194,8 @@ def _tokens(document: Document) -> str:
     ]
     if document["reasoning_tokens"]:
         parts.append(f"{document['reasoning_tokens']} of them thinking")
+    if document["adapters"]:
+        parts.append(f"adapter {' + '.join(document['adapters'])}")
     if document["version"]:
         parts.append(f"version {document['version']}")
     if document["cost"] is not None:

@@ -54,6 +54,7 @@ class Trace:
 
     Attributes:
         answer_id: of the answer; engine request ids are derived from it.
+        adapters: names of those that it is computed with.
         began: it was prepared.
         reserved: its quotas had room.
         admitted: by admission control.
@@ -65,6 +66,7 @@ class Trace:
     """
 
     answer_id: str = ""
+    adapters: tuple[str, ...] = ()
     began: float = 0.0
     reserved: float = 0.0
     admitted: float = 0.0

@@ -116,7 +116,10 @@ class EngineGeneration:
         self.admitted = False
         self.finish_reasons: list[str] = []
         self.timings: RequestTimings | None = None
-        self.trace = Trace(request_id) if model.explain else None
+        self.trace = None
+        if model.explain:
+            names = tuple(use.name for use in prepared.request.adapters)
+            self.trace = Trace(request_id, names)
         self._kinds: dict[int, str] = {}  # of the latest output, by choice
         self._model = model
         self._metrics = model.metrics
