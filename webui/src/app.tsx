@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import type { ComponentType, VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { loginReason } from "./api/client";
-import { connect, mayGenerate, me, unreachable } from "./api/server";
+import { connect, mayGenerate, me, readsKeys, readsMetrics, unreachable } from "./api/server";
 import { ChatView, settingsOpen } from "./chat/view";
 import { Login } from "./login";
 import { ModelsView } from "./models/view";
@@ -13,7 +13,7 @@ import { Dialog } from "./ui/dialog";
 import { Icon, IconButton, type IconName } from "./ui/icon";
 import { Notices } from "./ui/notice";
 import { go, route } from "./ui/route";
-import { Loading } from "./ui/lazy";
+import { Loading, lazy } from "./ui/lazy";
 
 interface View {
   name: string;
@@ -24,7 +24,11 @@ interface View {
 
 const VIEWS: View[] = [
   { name: "chat", icon: "chat", shown: () => true, component: ChatView },
+  { name: "compare", icon: "compare", shown: () => mayGenerate.value, component: lazy(() => import("./compare/view").then((m) => m.CompareView)) },
   { name: "models", icon: "models", shown: () => mayGenerate.value, component: ModelsView },
+  { name: "machine", icon: "machine", shown: () => readsMetrics.value, component: lazy(() => import("./machine/view").then((m) => m.MachineView)) },
+  { name: "admin", icon: "admin", shown: () => readsKeys.value || mayGenerate.value, component: lazy(() => import("./admin/view").then((m) => m.AdminView)) },
+  { name: "bench", icon: "bench", shown: () => mayGenerate.value, component: lazy(() => import("./bench/view").then((m) => m.BenchView)) },
 ];
 
 const helpOpen = signal(false);
