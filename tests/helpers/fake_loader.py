@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.base.errors import TidemillError
+from tidemill.contract.wire import EngineMemory
 from tidemill.engine.reports import LoadProgress
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.switching import Need
@@ -47,6 +48,9 @@ class FakeLoaded:
 
     async def wake(self) -> None:
         self.asleep = False
+
+    async def block_map(self) -> EngineMemory | None:
+        return EngineMemory(weights=0, kv=0, kv_blocks=8, kv_map="uss.c...")
 
     async def close(self) -> None:
         self.closed = True

@@ -38,6 +38,41 @@ class Page:
         self.page.goto(f"{self.url}/{path}")
         self.page.locator("main h1, main h2").first.wait_for()
 
+    def go(self, view: str) -> None:
+        """To a view, as its link does."""
+        self.page.evaluate("view => { location.hash = `#/${view}`; }", view)
+
+    def open_closed(self) -> None:
+        """Open the page of a server that wants a key, or will in a moment."""
+        self.page.goto(f"{self.url}/")
+        for _ in range(100):
+            if self.page.evaluate("async () => (await fetch('v1/models')).status === 401"):
+                break
+            self.page.wait_for_timeout(100)
+        self.page.reload()
+        self.page.get_by_label("API key").wait_for()
+
+    def log_in(self, key: str) -> None:
+        """With a key that the server may take a moment to know."""
+        field = self.page.get_by_label("API key")
+        field.fill(key)
+        for _ in range(20):
+            field.press("Enter")
+            self.page.wait_for_timeout(500)
+            if not field.is_visible():
+                return
+        raise AssertionError("the server does not take the key")
+
+    def wait_revoked(self) -> None:
+        """Until the server refuses the key of this page."""
+        refused = """async () => (await fetch("v1/models", {headers: {
+            Authorization: `Bearer ${sessionStorage.getItem("tidemill.key")}`}})).status === 401"""
+        for _ in range(100):
+            if self.page.evaluate(refused):
+                return
+            self.page.wait_for_timeout(100)
+        raise AssertionError("a revoked key still counts after ten seconds")
+
     @property
     def composer(self) -> Locator:
         return self.page.locator("#composer")

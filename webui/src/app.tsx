@@ -26,7 +26,7 @@ const VIEWS: View[] = [
   { name: "chat", icon: "chat", shown: () => true, component: ChatView },
   { name: "compare", icon: "compare", shown: () => mayGenerate.value, component: lazy(() => import("./compare/view").then((m) => m.CompareView)) },
   { name: "models", icon: "models", shown: () => mayGenerate.value, component: ModelsView },
-  { name: "machine", icon: "machine", shown: () => readsMetrics.value, component: lazy(() => import("./machine/view").then((m) => m.MachineView)) },
+  { name: "machine", icon: "machine", shown: () => mayGenerate.value || readsMetrics.value || readsKeys.value, component: lazy(() => import("./machine/view").then((m) => m.MachineView)) },
   { name: "admin", icon: "admin", shown: () => readsKeys.value || mayGenerate.value, component: lazy(() => import("./admin/view").then((m) => m.AdminView)) },
   { name: "bench", icon: "bench", shown: () => mayGenerate.value, component: lazy(() => import("./bench/view").then((m) => m.BenchView)) },
 ];

@@ -172,9 +172,11 @@ class Wake(msgspec.Struct, frozen=True, tag="wake"):
 
 
 class MemoryRequest(msgspec.Struct, frozen=True, tag="memory?"):
-    """Ask for the engine's memory now; answered by `Controlled`."""
+    """Ask for the engine's memory now; answered by `Controlled`. With `map`, also for the states of
+    its KV blocks."""
 
     nonce: int
+    map: bool = False
 
 
 Control = ResizeCache | Sleep | Wake | MemoryRequest
@@ -352,6 +354,8 @@ class EngineMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             has reserved.
         states: recurrent states, which are not resized.
         asleep: see `Sleep`.
+        kv_map: if it was asked for: a letter for each KV block, or for evenly many of them, see
+            `memory.block_map`.
     """
 
     weights: int
@@ -364,6 +368,7 @@ class EngineMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     kv_most: int = 0
     states: int = 0
     asleep: bool = False
+    kv_map: str = ""
 
 
 class Controlled(msgspec.Struct, frozen=True, tag="controlled"):

@@ -160,6 +160,14 @@ class OwnedMemory:
             engine = None
         return MemoryReport(pid, process, engine)
 
+    async def block_map(self) -> EngineMemory:
+        """What the engine holds, with the states of its KV blocks; none while it sleeps.
+
+        Raises:
+            TidemillError: UNAVAILABLE: it does not run, or does not answer in time.
+        """
+        return await self._control(lambda nonce: MemoryRequest(nonce, map=True))
+
     async def restore(self, connection: EngineConnection) -> None:
         """Give the next engine the cache size that was decided."""
         if self._kv_bytes is None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tidemill.contract.plan import BlockCopy
+from tidemill.memory.block_map import block_map
 from tidemill.memory.evicted import Evicted
 from tidemill.memory.pool import BlockPool
 from tidemill.memory.prefix import BlockKey, Media, PrefixIndex, pack
@@ -134,6 +135,13 @@ class KVMemory:
     def num_beyond(self) -> int:
         """Blocks in use beyond the size last set by `resize`, over all groups."""
         return sum(pool.num_beyond for pool in self._pools)
+
+    def block_map(self, most: int) -> str:
+        """The states of at most so many blocks, evenly chosen of all groups, a letter each: see
+        `block_map`."""
+        each = most // self.num_groups
+        pools = zip(self._pools, self.indices, strict=True)
+        return "".join(block_map(pool, index, each) for pool, index in pools)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks (per group) that hold so many tokens."""

@@ -2,7 +2,6 @@
 import type { VNode } from "preact";
 import { memo } from "preact/compat";
 import { useState } from "preact/hooks";
-import { readsMetrics } from "../api/server";
 import { currentTree, keepAs, removeMessage, showLeaf, branch, current } from "../data/conversations";
 import type { Message } from "../data/types";
 import { Markdown } from "../markdown/render";
@@ -134,7 +133,7 @@ function Figures({ message }: { message: Message }): VNode | null {
   if (cached) parts.push(t("chat.cached", formatNumber(cached)));
   if (timings?.predicted_per_second) parts.push(t("chat.rate", formatNumber(timings.predicted_per_second, 1)));
   const text = parts.join(" · ");
-  if (!requestId || !readsMetrics.value) return <span class="figures">{text}</span>;
+  if (!requestId) return <span class="figures">{text}</span>;
   return <a class="figures" href={`#/machine/${encodeURIComponent(requestId)}`} title={t("chat.explain")}>{text}</a>;
 }
 

@@ -22,6 +22,7 @@ from tidemill.server.host.needs import ask_needs, need_of
 
 if TYPE_CHECKING:
     from tidemill.contract.needs import ModelFacts
+    from tidemill.contract.wire import EngineMemory
     from tidemill.engine.reports import LoadProgress
     from tidemill.server.host.served import ServedModel
     from tidemill.server.host.switching import Need
@@ -227,6 +228,10 @@ class EngineLoaded:
     async def wake(self) -> None:
         """See `slot.Loaded`."""
         await self.engine.memory.wake()
+
+    async def block_map(self) -> EngineMemory | None:
+        """See `slot.Loaded`."""
+        return None if self.engine.memory.asleep else await self.engine.memory.block_map()
 
     async def close(self) -> None:
         """See `slot.Loaded`."""

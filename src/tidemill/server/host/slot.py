@@ -14,6 +14,7 @@ from tidemill.server.host.served import ServedModel
 from tidemill.server.host.switching import TURN_OF_LOAD, TURN_SECONDS, Fact, Need
 
 if TYPE_CHECKING:
+    from tidemill.contract.wire import EngineMemory
     from tidemill.engine.reports import LoadProgress
     from tidemill.server.host.engine_loader import Described
 
@@ -85,6 +86,13 @@ class Loaded(Protocol):
 
     async def wake(self) -> None:
         """Undo `sleep`."""
+
+    async def block_map(self) -> EngineMemory | None:
+        """What it holds, with the states of its KV blocks; None where it has none now.
+
+        Raises:
+            TidemillError: UNAVAILABLE: its engine does not answer.
+        """
 
     async def close(self) -> None:
         """Unload it. Requests in flight end with a retryable error."""

@@ -18,7 +18,7 @@ from tidemill.base.errors import ErrorKind, TidemillError, unsupported
 from tidemill.base.log import get_logger
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.request import AdapterUse, ChoiceOutput, EngineRequest, FinishReason
-from tidemill.contract.wire import AdapterInfo, EngineInfo, EngineStats
+from tidemill.contract.wire import AdapterInfo, EngineInfo, EngineMemory, EngineStats
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.admission.options import AdmissionOptions
 from tidemill.server.admission.shared import SharedBounds
@@ -258,6 +258,10 @@ class Pipeline:
 
     async def wake(self) -> None:
         """It never sleeps."""
+
+    async def block_map(self) -> EngineMemory | None:
+        """It has no cache."""
+        return None
 
     async def close(self) -> None:
         """End the process. Requests in flight end with a retryable error."""

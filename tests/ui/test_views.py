@@ -1,0 +1,101 @@
+"""The views beside the chat, as a person uses them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from helpers.web_page import Page
+
+pytestmark = pytest.mark.xdist_group("ui")
+
+
+def test_a_model_is_unloaded_and_loaded_again(page: Page) -> None:
+    page.go("models")
+    row = page.page.locator("tr", has_text="brook")
+    row.get_by_text("loaded", exact=True).wait_for()
+    row.get_by_role("button", name="Unload").click()
+    row.get_by_text("not loaded").wait_for()
+    row.get_by_role("button", name="Load", exact=True).click()
+    row.get_by_text("loaded", exact=True).wait_for()
+    assert page.page.locator(".legend").get_by_text("brook: KV cache").is_visible()
+    row.get_by_role("button", name="brook", exact=True).click()
+    dialog = page.page.get_by_role("dialog")
+    dialog.get_by_text("Chat template").wait_for()
+    assert dialog.get_by_text("bfloat16").first.is_visible()
+    page.page.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+
+
+def test_a_pull_that_fails_says_why(page: Page) -> None:
+    page.expected.append("status of 4")
+    page.go("models")
+    page.page.get_by_label("From", exact=True).fill("./no-such-folder-of-models")
+    page.button("Pull").click()
+    page.page.locator(".notice.bad").wait_for()
+    assert "no-such-folder-of-models" in page.page.locator(".notice.bad").inner_text()
+
+
+def test_the_machine_is_live_and_explains_a_request(page: Page) -> None:
+    page.ask("What is 1 + 1?")
+    page.go("machine")
+    page.page.get_by_text("Tokens per second").wait_for()
+    page.page.get_by_text(re.compile("KV cache of brook")).wait_for()
+    assert page.page.locator(".chart canvas").count() >= 5
+    assert page.page.locator("canvas.blocks").is_visible()
+    page.page.locator("td a").first.click()
+    page.page.get_by_role("heading", name=re.compile("^Request req-")).wait_for()
+    page.page.locator(".phases rect").nth(4).wait_for()
+    assert page.page.locator("main ul li").count() >= 1
+
+
+def test_figures_of_an_answer_lead_to_its_explanation(page: Page) -> None:
+    page.ask("What is 1 + 1?")
+    page.page.locator("a.figures").click()
+    page.page.get_by_role("heading", name=re.compile("^Request req-")).wait_for()
+
+
+def test_a_benchmark_has_a_report(page: Page) -> None:
+    page.go("bench")
+    for label, value in (
+        ("Requests", "4"),
+        ("Words of a prompt", "20"),
+        ("Tokens of an answer", "8"),
+    ):
+        page.page.get_by_label(label, exact=True).fill(value)
+    page.button("Start").click()
+    page.page.get_by_text("First token after").wait_for()
+    tile = page.page.locator(".tile", has_text="Failed")
+    assert tile.locator("dd").inner_text() == "0"
+
+
+def test_sides_are_compared_and_votes_are_kept(page: Page) -> None:
+    page.go("compare")
+    page.page.get_by_role("button", name="Settings of side 2").click()
+    page.page.get_by_role("dialog").get_by_label("Temperature", exact=True).fill("1.5")
+    page.page.keyboard.press("Escape")
+    page.page.get_by_label("One prompt for all").fill("Who are you?")
+    page.button("Compare").click()
+    page.button("1 is best").click()
+    page.page.get_by_text("Standings after 1 votes").wait_for()
+    rows = page.page.locator("table tbody tr")
+    assert [row.split("\t")[:3] for row in rows.all_inner_texts()] == [
+        ["brook", "1", "100 %"],
+        ["brook, temperature 1.5", "1", "0 %"],
+    ]
+    page.page.reload()
+    page.page.get_by_text("Standings after 1 votes").wait_for()
+
+
+def test_a_schema_is_edited_and_the_answer_is_valid(page: Page) -> None:
+    page.button("Chat settings").click()
+    page.page.locator("summary", has_text="Format of the answer").click()
+    page.page.get_by_label("Format of the answer").last.select_option("schema")
+    editor = page.page.get_by_role("textbox", name="JSON by a schema")
+    editor.fill('{"type": "objekt"}')
+    page.page.get_by_text("there is no type objekt").wait_for()
+    editor.fill('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
+    page.page.get_by_text("This is a schema.").wait_for()
+    answer = page.ask("What is 1 + 1?")
+    assert '"n"' in answer
+    page.page.get_by_text("✓ Valid by the schema").wait_for()
