@@ -89,6 +89,20 @@ def test_paired_quality() -> None:
     assert row.verdict == "worse" and row.ratio == 0.5
 
 
+def test_goodput_searches_are_compared_by_their_brackets() -> None:
+    first, second = a_run(1, 1.0), a_run(2, 0.5)
+    for report, rate, above in ((first, 10.0, 10.5), (second, 8.0, 8.4)):
+        report.objectives = {"e2e": 100.0}
+        report.search = {"target": 0.99, "rate": rate, "above": above, "probes": []}
+    found = compare(first, second)
+    assert found.verdict == SLOWER and found.rows[0].mode == "search"
+    assert found.speedup == 0.8 and found.interval == pytest.approx((8 / 10.5, 0.84))
+    second.search["above"] = 10.2  # type: ignore[index]
+    assert compare(first, second).verdict == NOT_SHOWN
+    second.objectives = {"e2e": 50.0}
+    assert compare(first, second).rows[0].mode == "concurrency"
+
+
 def test_own_json_is_read_as_it_was(tmp_path: Path) -> None:
     report = a_run(1, 1.0, 3, 0.1)
     (path := tmp_path / "a.json").write_text(report_json(report))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ from tidemill.bench.html import render_html
 from tidemill.bench.load import measure_server
 from tidemill.bench.options import BenchOptions
 from tidemill.bench.quality import read_questions
-from tidemill.bench.report import quality_lines, report_json, sparkline
-from tidemill.bench.results import BenchReport
+from tidemill.bench.report import client_line, quality_lines, report_json, sparkline
+from tidemill.bench.results import BenchReport, ClientUse, RequestTrace
+from tidemill.bench.summary import summarize
 from tidemill.cli.main import app_of
 
 
@@ -114,6 +117,36 @@ def test_a_question_without_an_answer_is_named(tmp_path: Path) -> None:
     (path := tmp_path / "q.jsonl").write_text('{"prompt": "a", "expected": "b"}\n{"prompt": "c"}\n')
     with pytest.raises(TidemillError, match="line 2"):
         read_questions(path)
+
+
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [
+        (ClientUse(cpu=0.95, lag={"p99": 1.0}), "saturated: 95%"),
+        (ClientUse(cpu=0.2, lag={"p99": 40.0}), "held up"),
+        (ClientUse(cpu=0.2, lag={"p99": 4.0}), None),
+        (ClientUse(cpu=0.2), None),
+    ],
+)
+def test_a_client_that_limits_what_it_measures_is_said(client: ClientUse, said: str | None) -> None:
+    traces = [RequestTrace(i, i, [i + 0.1], i + 0.2, 5, 1, 0, "stop") for i in range(30)]
+    point = summarize("rate", 1.0, traces, client=client)
+    assert point.client.saturated is (said is not None)
+    assert said is None or said in client_line(point)
+
+
+def test_a_blocked_client_notices() -> None:
+    """In real time: what stops the event loop for 30 ms at every answer is seen as lateness."""
+
+    async def main() -> BenchReport:
+        server = ScriptedServer(lambda body, number, now: [0.01])
+        options = BenchOptions("http://x", rates=(100.0,), requests=40, output_tokens=1, warmup=0)
+        block = lambda *_: time.sleep(0.03)  # noqa: E731
+        return await measure_server(options.validate(), block, connect=server.connect)
+
+    report = asyncio.run(main())
+    assert report.points[0].client.saturated
+    assert any("held up" in note for note in report.notes)
 
 
 def test_energy_is_read_where_it_can_be(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ class Comparison:
     """All of it.
 
     Attributes:
-        verdict: of the headline: of the mean of its ratios over all points that both runs have.
+        verdict: of the headline: of the mean of its ratios over all points that both runs have, or
+            of the rates that two goodput searches found.
         speedup: that mean, so that above 1 is better for B; its `interval` has the level 0.95.
         rows: intervals of rows hold together at the level 0.95 (Bonferroni).
         repeated: whether the interval is one between repetitions.
@@ -200,6 +201,29 @@ def _quality_rows(a: BenchReport, b: BenchReport) -> list[Row]:
     return rows
 
 
+def _searched(
+    a: BenchReport, b: BenchReport
+) -> tuple[float, tuple[float, float], list[str]] | None:
+    """The ratio of the rates that two goodput searches found, with what their brackets allow;
+    None where there are not two searches for the same objectives."""
+    first, second = a.search, b.search
+    if not first or not second or not first["rate"] or not second["rate"]:
+        return None
+    if (a.objectives, first["target"]) != (b.objectives, second["target"]):
+        return None
+    above = [found["above"] or math.inf for found in (first, second)]
+    notes = ["Goodput searches: the interval is what their brackets allow; it knows no noise."]
+    low, high = second["rate"] / above[0], above[1] / first["rate"]
+    return second["rate"] / first["rate"], (low, high), notes
+
+
+def _search_row(a: BenchReport, b: BenchReport, interval: tuple[float, float]) -> Row:
+    assert a.search is not None and b.search is not None
+    rates = a.search["rate"], b.search["rate"]
+    verdict = _verdict(interval, True)
+    return Row("search", 0.0, "goodput", *rates, rates[1] / rates[0], interval, verdict)
+
+
 def _cached_share(report: BenchReport) -> float:
     given = sum(p.input_tokens for p in report.points)
     return sum(p.cached_tokens for p in report.points) / given if given else 0.0
@@ -231,7 +255,10 @@ def compare(a: BenchReport, b: BenchReport) -> Comparison:
         )  # fmt: skip
     rows += _quality_rows(a, b)
     speedup, interval = _headline([(x.mode, metric, diff) for x, _, metric, diff in found])
-    notes = []
+    notes: list[str] = []
+    if (searched := _searched(a, b)) is not None:
+        speedup, interval, notes = searched
+        rows.insert(0, _search_row(a, b, interval))
     repeated = all(min(len(x.repetitions), len(y.repetitions)) >= 2 for x, y in pairs)
     if not repeated:
         notes.append(

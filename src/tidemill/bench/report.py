@@ -206,7 +206,7 @@ def render_comparison(found: Comparison) -> Table:
     table.add_column("B is")
     styles = {"faster": "green", "better": "green", "slower": "red", "worse": "red"}
     for row in found.rows:
-        point = "quality" if row.mode == "quality" else f"{row.mode} {row.value:.4g}"
+        point = f"{row.mode} {row.value:.4g}" if row.value else row.mode
         cells = [point, row.metric, f"{row.a:.4g}", f"{row.b:.4g}", f"{row.ratio:.3f}"]
         interval = row.interval
         cells.append("unknown" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}")

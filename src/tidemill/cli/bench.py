@@ -72,12 +72,14 @@ def measure(
         "completions",
         help="completions, chat, responses, anthropic, ollama, ollama-generate or tgi.",
     ),
-    extra_body: str = option("", help="JSON object: further members of every request."),
+    extra_body: str | None = option(None, help="JSON object: further members of every request."),
     concurrency: str = option("1", help="Closed loop: parallel streams, comma-separated."),
-    rate: str = option("", help="Open loop: requests/s, comma-separated."),
+    rate: str | None = option(None, help="Open loop: requests/s, comma-separated."),
     arrivals: str = option("poisson", help="Open loop: poisson, gamma or constant."),
     burstiness: float = option(1.0, help="Shape of gamma arrivals; below 1: bursts."),
-    ramp: str = option("", help="Open loop: FROM:TO requests/s, linearly within --duration."),
+    ramp: str | None = option(
+        None, help="Open loop: FROM:TO requests/s, linearly within --duration."
+    ),
     trace: Path | None = option(
         None, help="Replay a trace: Azure's, BurstGPT's or Mooncake's file."
     ),
@@ -86,7 +88,7 @@ def measure(
         None, help="Open loop: requests in flight at most; latencies include the wait."
     ),
     sweep: str | None = option(None, help="Choose points: concurrency or rate."),
-    slo: str = option("", help="Objectives in ms: ttft=200,tpot=50,itl=500,e2e=5000."),
+    slo: str | None = option(None, help="Objectives in ms: ttft=200,tpot=50,itl=500,e2e=5000."),
     goodput: bool = option(False, help="Search the highest rate that meets --slo."),
     target: float = option(0.99, help="Share of the requests that must meet --slo."),
     precision: float = option(0.05, help="The search ends when its bounds differ by this share."),
@@ -115,8 +117,8 @@ def measure(
     seed: int = option(0, help="Seed of prompts and arrivals."),
     timeout: float = option(600.0, help="Seconds one request may take."),
     max_seconds: float = option(1800.0, help="Seconds one point may take."),
-    prices: str = option(
-        "", help="US dollars: input=0.1,cached=0.01,output=0.4 per million tokens, hour=2."
+    prices: str | None = option(
+        None, help="US dollars: input=0.1,cached=0.01,output=0.4 per million tokens, hour=2."
     ),
     answers: Path | None = option(
         None, help="Quality: JSONL of prompt (or messages) and expected, asked after the points."
@@ -124,7 +126,7 @@ def measure(
     match: str = option("exact", help="How answers are compared: exact, prefix or contains."),
     answer_tokens: int = option(64, help="The most tokens of such an answer."),
     perplexity: Path | None = option(None, help="Quality: a text file that the server scores."),
-    label: str = option("", help="Name of the run in plots and comparisons."),
+    label: str | None = option(None, help="Name of the run in plots and comparisons."),
     json_file: Path | None = option(None, "--json", help="Also write the report as JSON."),
     csv_file: Path | None = option(None, "--csv", help="Also write a row per point as CSV."),
     html_file: Path | None = option(None, "--html", help="Also write a page with plots."),
@@ -142,17 +144,17 @@ def measure(
         api_key=api_key,
         headers=header,
         endpoint=endpoint,
-        extra=_extra(extra_body),
+        extra=_extra(extra_body or ""),
         concurrency=_whole("concurrency", concurrency),
-        rates=_numbers("rate", rate),
+        rates=_numbers("rate", rate or ""),
         arrivals=arrivals,
         burstiness=burstiness,
-        ramp=_ramp(ramp),
+        ramp=_ramp(ramp or ""),
         trace=trace,
         speeds=_numbers("trace-speed", trace_speed),
         max_concurrency=max_concurrency,
         sweep=sweep,
-        objectives=_named("slo", slo),
+        objectives=_named("slo", slo or ""),
         goodput=goodput,
         target=target,
         precision=precision,
@@ -181,8 +183,8 @@ def measure(
         match=match,
         answer_tokens=answer_tokens,
         perplexity=perplexity,
-        prices=_named("prices", prices),
-        label=label,
+        prices=_named("prices", prices or ""),
+        label=label or "",
     )
     report = _measured(options)
     _print(report)

@@ -249,10 +249,13 @@ function table() {
 }
 
 function compared() {
+  for (const { report } of runs) {
+    if (report.search) $("verdicts").append(element("div", { class: "verdict" }, `${report.label}: ${report.search_sentence}`));
+  }
   for (const c of data.comparisons) {
     $("verdicts").append(element("div", { class: `verdict ${c.verdict.split(" ")[0]}` }, c.sentence));
     const rows = c.rows.map((r) => element("tr", {},
-      element("td", {}, r.mode === "quality" ? "quality" : pointName(r)), element("td", {}, r.metric.replace("_", " ")),
+      element("td", {}, r.value ? pointName(r) : r.mode), element("td", {}, r.metric.replace("_", " ")),
       element("td", {}, number(r.a)), element("td", {}, number(r.b)), element("td", {}, number(r.ratio, 4)),
       element("td", {}, r.interval ? `${number(r.interval[0], 4)} to ${number(r.interval[1], 4)}` : "unknown"),
       element("td", { class: r.verdict.split(" ")[0] }, r.verdict)));
@@ -274,7 +277,6 @@ function notes() {
       for (const [name, joules] of Object.entries(p.energy || {})) lines.push(`${pointName(p)}: ${number(joules)} J (${name})`);
       for (const [name, dollars] of Object.entries(p.cost || {})) lines.push(`${pointName(p)}: cost, ${name}: ${number(dollars)} USD`);
     }
-    if (r.search) lines.push(r.search_sentence);
     if (r.quality) lines.push(...r.quality_sentences);
     const load = Object.entries(r.workload || {}).map(([k, v]) => `${k} ${JSON.stringify(v)}`).join(", ");
     $("notes").append(element("p", {}, element("strong", {}, r.label),
