@@ -52,6 +52,15 @@ class Script:
         if len(self.accepted) >= self._fails:
             raise bad_request("program", "the token is not allowed")
 
+    def allows(self, token_id: int) -> bool:
+        return True
+
+    def mark(self) -> int:
+        return len(self.accepted)
+
+    def rollback(self, mark: int) -> None:
+        del self.accepted[mark:]
+
     def forced(self) -> tuple[int, ...]:
         return self._forces.get(len(self.accepted), ())
 

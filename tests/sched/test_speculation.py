@@ -225,9 +225,11 @@ class Script:
         return self._forces.get(len(self.accepted), ())
 
 
-def constrained(machine: Machine, script: Script, max_tokens: int | None = 12) -> None:
+def constrained(
+    machine: Machine, script: Script, max_tokens: int | None = 12, **sampling: object
+) -> None:
     program = OutputProgram((Grammar("regex", "a+"),))
-    one = request("a", PROMPT, max_tokens)  # type: ignore[arg-type]
+    one = request("a", PROMPT, max_tokens, **sampling)  # type: ignore[arg-type]
     machine.submit(msgspec.structs.replace(one, program=program))
     machine.take(machine.scheduler.release(0, "a", [script]))
 
@@ -349,3 +351,20 @@ def test_a_stream_is_quiet_for_those_alone_who_were_asked() -> None:
     assert quiet(certain, all_) and quiet(certain, certain) and quiet(fewer, certain)
     assert not quiet(all_, certain) and not quiet(both, all_) and not quiet(all_, both)
     assert not quiet(all_, ())
+
+
+def test_forced_tokens_whose_logprobs_are_wanted_are_drafts() -> None:
+    right = expected_tokens(PROMPT, 12, VOCAB)
+    for speculate, asked, steps in (("off", None, 4), ("auto", None, 4), ("auto", "off", 12)):
+        machine = Machine(speculate=speculate, max_step_tokens=64)
+        let_draft(machine.runner, RightDrafter((1,)))
+        forces = {1: tuple(right[1:4]), 5: tuple(right[5:8]), 9: tuple(right[9:11])}
+        constrained(machine, Script(forces=forces), logprobs=0, speculation=asked)
+        machine.run()
+        assert machine.tokens("a") == right
+        assert len(machine.plans) == steps
+        outputs = machine.collected["a", 0].outputs
+        assert all(len(o.logprobs or ()) == len(o.token_ids) for o in outputs)
+        stats = machine.scheduler.stats()
+        assert stats.drafts_accepted == (0 if asked else 8) and stats.forced_tokens == 0
+        assert all(o.drafted == 0 for o in outputs), "the client predicted nothing"

@@ -8,6 +8,9 @@ from typing import NamedTuple
 OFF, AUTO = "off", "auto"
 LOOKUP, DRAFT, MEDUSA, SKIP, EAGLE = "lookup", "draft", "medusa", "skip", "eagle"
 
+GRAMMAR = "grammar"
+"""Name of drafts that no drafter proposed: what a constraint forces, where it is sampled."""
+
 DRAFTERS = (LOOKUP, DRAFT, MEDUSA, SKIP, EAGLE)
 """In the order in which they are asked: the first that proposes something is taken."""
 

@@ -55,7 +55,7 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
     except TidemillError as error:
         failure = RequestError(error.kind, error.message, error.param, error.retryable)
         return finish(state, seq, FinishReason.ERROR, error=failure)
-    if seq.drafters and in_flight.sample:
+    if (seq.drafters or seq.forces) and in_flight.sample:
         # A choice may end before all the drafts that came true.
         seq.computed = min(seq.computed, len(seq.tokens))
         drafts.take_result(state, in_flight, result, accepted[len(result.token_ids) :])

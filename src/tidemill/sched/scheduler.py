@@ -188,7 +188,11 @@ class Scheduler:
                 seq.history.ready = now
             seq.constraint = constraints[seq.choice]
             seq.serial = True
-            seq.jumps = self.limits.jump_ahead and sampling.logprobs is None and owner.beams is None
+            if self.limits.jump_ahead and owner.beams is None:
+                seq.jumps = sampling.logprobs is None
+                seq.forces = not seq.jumps and self._may_speculate(owner.request)
+            if seq.forces:
+                self._open_speculation()
         self._arrived(owner, PROGRAM)
         for seq in list(owner.open_choices):
             emissions += self._replay(seq)
@@ -385,12 +389,19 @@ class Scheduler:
         drafters = drafters_of(
             limits.speculation, limits.drafters, request.speculation, expected=expected
         )
-        if drafters and self._state.speculation is None:
+        if drafters:
+            self._open_speculation()
+        return drafters
+
+    def _may_speculate(self, request: EngineRequest) -> bool:
+        return self.limits.speculation is not None and request.speculation != OFF
+
+    def _open_speculation(self) -> None:
+        if self._state.speculation is None:
             from tidemill.sched.speculation.controller import Controller
 
-            adaptive = not limits.always_draft
+            adaptive = not self.limits.always_draft
             self._state.speculation = Controller(self._state.cost, adaptive=adaptive)
-        return drafters
 
     def _enqueue(self, owner: RequestState) -> None:
         """Queue the first choice, which computes the prompt. The others are held until then and

@@ -141,6 +141,7 @@ class Sequence:
             after it.
         constraint: constrains its output; it has advanced over all accepted tokens.
         jumps: forced tokens are appended without being sampled.
+        forces: forced tokens are sampled, for their logprobs, and are drafts.
         stop_ids: tokens that end it.
         unbounded: no max_tokens, so it may fill the context; a constrained output then ends with
             reason `length` once it repeats itself.
@@ -189,6 +190,7 @@ class Sequence:
     quiet_for: tuple[DraftsWanted, ...] = ()
     constraint: Constraint | None = None
     jumps: bool = False
+    forces: bool = False
     first_sent: bool = False
     first_scheduled: float | None = None
     first_token: float | None = None

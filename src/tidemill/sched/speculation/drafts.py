@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tidemill.base.errors import TidemillError
-from tidemill.contract.plan import DraftsWanted, RowResult
+from tidemill.contract.plan import MOST_CONFIDENT, DraftsWanted, RowResult
+from tidemill.contract.speculation import GRAMMAR
 from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
@@ -22,7 +23,7 @@ def choose(state: State, builder: PlanBuilder, streams: list[Sequence]) -> None:
     wait for the step: it takes no longer than one with a prompt's chunk beside them may.
     """
     controller = state.speculation
-    if controller is None or not any(seq.drafters for seq in streams):
+    if controller is None or not any(s.drafters or s.drafts for s in streams):
         return
     most = 0
     if any(seq.drafts for seq in streams):
@@ -107,8 +108,9 @@ def take_result(
         controller.take(seq, seq.drafts_by, confidence, came_true)
         state.drafted += verified
         state.drafts_accepted += came_true
-        drafted, before = seq.drafts_to_report or (0, 0)
-        seq.drafts_to_report = drafted + verified, before + came_true
+        if seq.drafts_by != GRAMMAR:  # nobody predicted them
+            drafted, before = seq.drafts_to_report or (0, 0)
+            seq.drafts_to_report = drafted + verified, before + came_true
         if seq.history is not None:
             seq.history.verified(seq.drafts_by, verified, came_true)
     if (
@@ -122,3 +124,6 @@ def take_result(
         proposed = proposed[skip:] if proposed[:skip] == forced else ()
     seq.drafts, seq.quiet_for = proposed, in_flight.drafts_wanted if result.quiet else ()
     seq.drafts_by, seq.confidence = result.drafter, result.confidence[skip:]
+    if seq.forces and seq.constraint is not None and (certain := seq.constraint.forced()):
+        seq.drafts, seq.drafts_by = certain, GRAMMAR
+        seq.confidence = (MOST_CONFIDENT,) * len(certain)
