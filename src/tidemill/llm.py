@@ -114,7 +114,7 @@ class LLM:
         An adapter of the same name is replaced: requests that run finish with the old one.
 
         Args:
-            name: 1 to 128 letters, digits and ``._-+@/``.
+            name: 1 to 128 letters, digits and ``. _ - + /``, the first a letter or digit.
             path: the folder or file, which stays where it is: it is read again when it has left
                 the memory (`adapter_memory`).
             pinned: it never leaves the memory.

@@ -24,6 +24,11 @@ def serve(
         (),
         help="Load this model at the start and never unload it for another; repeatable.",
     ),
+    adapter: tuple[str, ...] = option(
+        (),
+        help="Adapter (LoRA) of the first model as NAME=PATH, of another as MODEL:NAME=PATH: a "
+        "PEFT folder or GGUF file; requests name it as their model (docs/adapters.md); repeatable.",
+    ),
     file: str | None = options.FILE,
     revision: str | None = options.REVISION,
     host: str = options.SERVER["host"],
@@ -122,7 +127,7 @@ def serve(
     if "://" in os.environ.get(DATABASE_VARIABLE, ""):  # nor the database's password
         del os.environ[DATABASE_VARIABLE]
     source = DeployedModels(inputs, deployment, whole=whole, say=say_line)
-    found = serve_options(deployment, say_line, source)
+    found = serve_options(deployment, say_line, source, adapter)
     # After the cheap checks and before loading: a port in use must fail at once.
     listener = bind(server.host, server.port)
     if server.grpc_port is not None:

@@ -69,7 +69,12 @@ def _usable(say: Say) -> list[str]:
     return [entry.name for entry in found]
 
 
-def serve_options(deployment: Deployment, say: Say, source: Source | None = None) -> ServeOptions:
+def serve_options(
+    deployment: Deployment,
+    say: Say,
+    source: Source | None = None,
+    adapters: Sequence[str] = (),
+) -> ServeOptions:
     """What `server.run.serve` takes.
 
     The model that is loaded first is located and its settings are checked here, so that a wrong
@@ -79,6 +84,7 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         deployment: checked.
         say: called with one line about each automatic choice.
         source: where models are described while the server runs; None: they stay.
+        adapters: of the command line, as `declared_adapters` reads them.
 
     Raises:
         TidemillError: kind CONFIG, NOT_FOUND or MODEL_FILE.
@@ -101,6 +107,8 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         )
     first, *others = model_options(deployment, say)
     models = [dataclasses.replace(first, locate=partial(_same, first.locate())), *others]
+    if adapters:
+        models = _with_adapters(models, adapters)
     return ServeOptions(
         models,
         pipelines=pipeline_options(deployment),
@@ -126,6 +134,27 @@ def serve_options(deployment: Deployment, say: Say, source: Source | None = None
         database_outage=server.database_outage,
         recent_requests=server.recent_requests,
     )
+
+
+def _with_adapters(models: Sequence[ModelOptions], texts: Sequence[str]) -> list[ModelOptions]:
+    """The models with the adapters of the command line. Raises CONFIG."""
+    from tidemill.base.errors import config_error
+    from tidemill.server.host.adapters import declared_adapters
+
+    found = list(models)
+    for base, name, path in declared_adapters(texts):
+        owners = [i for i, m in enumerate(found) if not base or base in (m.name, *m.aliases)]
+        if not owners:
+            raise config_error("adapter", f"--adapter: no model here is called {base[:80]!r}")
+        whole = Path(path).expanduser().absolute()
+        if not whole.exists():
+            raise config_error("adapter", f"--adapter {name}: {whole} does not exist")
+        if any(name in (model.name, *model.aliases) for model in found):
+            raise config_error("adapter", f"--adapter {name}: a model is called so, too")
+        model = found[owners[0]]
+        new = {**model.adapters, name: str(whole)}
+        found[owners[0]] = dataclasses.replace(model, adapters=new)
+    return found
 
 
 def check_grpc(host: str, port: int) -> None:
@@ -185,6 +214,7 @@ def model_options(deployment: Deployment, say: Say) -> Iterator[ModelOptions]:
             model.aliases,
             pin=model.pin,
             keep_alive=model.keep_alive,
+            adapters=model.adapters,
         )
 
 

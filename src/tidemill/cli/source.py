@@ -24,6 +24,9 @@ log = get_logger(__name__)
 
 Say = Callable[[str], None]
 
+_NO_TEXT = ("aliases", "pin", "keep_alive", "adapters")
+"""Settings that are applied in place and do not concern a model's text side."""
+
 
 class DeployedModels:
     """A `server.host.source.Source`.
@@ -101,7 +104,7 @@ class DeployedModels:
         texts = {
             change.name
             for change in found.changes
-            if change.table == "models" and change.key not in ("aliases", "pin", "keep_alive")
+            if change.table == "models" and change.key not in _NO_TEXT
         }
         memory = self._budget
         if new.server.memory != self._deployment.server.memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 import msgspec
@@ -55,6 +56,11 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
 
 
 POOLINGS = ("last", "mean", "cls")
+
+
+# No colon, which separates a base from an adapter, and no @, which begins a version.
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][\w.+/-]{0,127}", re.ASCII)
+ADAPTER_NAME_RULE = "1 to 128 letters, digits and . _ - + /, the first a letter or digit"
 
 
 class AdapterUse(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

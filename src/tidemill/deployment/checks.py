@@ -11,6 +11,7 @@ from typing import Any
 
 from tidemill.base.errors import TidemillError
 from tidemill.contract.quotas import Limits, parse_limits
+from tidemill.contract.request import ADAPTER_NAME, ADAPTER_NAME_RULE
 from tidemill.contract.speculation import available, read_setting
 from tidemill.deployment import kinds
 from tidemill.deployment.kinds import Kind
@@ -118,6 +119,20 @@ def _read_prices(value: Any, _: Path) -> dict[str, Any]:
     return value
 
 
+def _read_adapters(value: Any, folder: Path) -> dict[str, str]:
+    if type(value) is not dict:
+        raise ValueError
+    found = {}
+    for name, path in value.items():
+        if not ADAPTER_NAME.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no name of an adapter: {ADAPTER_NAME_RULE}")
+        absolute = kinds.absolute(path, folder)
+        if not absolute.exists():
+            raise ValueError(f"no such file or folder: {absolute}")
+        found[name] = str(absolute)
+    return found
+
+
 def _read_limits(value: Any, _: Path) -> Limits:
     if type(value) is not dict:
         raise ValueError
@@ -152,6 +167,7 @@ ISSUER = kinds.checked("a URL that begins with https://", _check_issuer)
 PRICES = Kind(
     "a table of models or patterns, each with input, cached_input and output", _read_prices
 )
+ADAPTERS = Kind("a table of names and paths of adapters", _read_adapters)
 LIMITS = Kind("a table of limits (docs/quotas.md)", _read_limits, show=_show_limits)
 ISA = Kind(f"one of {', '.join(ISAS)}", _read_isa)
 SPECULATE = Kind("one of " + ", ".join(map(literal, available())), _read_speculate)

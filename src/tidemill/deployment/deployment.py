@@ -60,6 +60,7 @@ class ModelSettings(msgspec.Struct, frozen=True):
         keep_alive: seconds; infinite for ever.
         sampling: values where a request says nothing; absent ones are the model's own.
         engine: settings of its engine by the names of `EngineConfig`.
+        adapters: name -> absolute path of its adapters.
         of: of a version, the name that clients use; else None.
         template_digest: SHA-256 of a chat template's file, so that a changed one is noticed.
         stated: the settings that somebody set; sampling values as ``sampling.top_p``.
@@ -78,6 +79,7 @@ class ModelSettings(msgspec.Struct, frozen=True):
     reasoning_format: str
     sampling: Mapping[str, Any]
     engine: Mapping[str, Any]
+    adapters: Mapping[str, str] = {}
     of: str | None = None
     template_digest: str | None = None
     stated: frozenset[str] = frozenset()

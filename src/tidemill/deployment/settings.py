@@ -335,6 +335,13 @@ MODEL = (
         flag=False,
     ),
     Setting(
+        *("adapters", checks.ADAPTERS, {}),
+        "Adapters (LoRA) of the model: name = path of a PEFT folder or GGUF file "
+        "(docs/adapters.md). A reload adds and replaces; unload the others over the API.",
+        Apply.IN_PLACE,
+        flag=False,
+    ),
+    Setting(
         *("keep_alive", kinds.duration(), None),
         "How long the model stays loaded without work; default: the server's.",
         Apply.IN_PLACE,

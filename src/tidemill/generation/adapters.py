@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
-from tidemill.contract.request import AdapterUse
+from tidemill.contract.request import ADAPTER_NAME, ADAPTER_NAME_RULE, AdapterUse
 from tidemill.contract.wire import AdapterInfo
-
-# No colon: it separates a base's name from an adapter's.
-_NAME = re.compile(r"[A-Za-z0-9][\w.+@/-]{0,127}")
 
 MAX_ADAPTERS = 10_000
 MAX_ADDED_UP = 16
@@ -34,11 +30,10 @@ class Registered:
 
 def check_name(name: str) -> str:
     """Returns the name. Raises BAD_REQUEST for one that adapters cannot have."""
-    if not _NAME.fullmatch(name):
+    if not ADAPTER_NAME.fullmatch(name):
         raise bad_request(
             "lora_name",
-            f"an adapter cannot be called {name[:80]!r}: a name is 1 to 128 letters, digits and "
-            "._-+@/, and begins with a letter or digit",
+            f"an adapter cannot be called {name[:80]!r}: a name is {ADAPTER_NAME_RULE}",
         )
     return name
 

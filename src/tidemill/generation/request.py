@@ -123,6 +123,8 @@ class TokenTexts:
 
 NO_TEXTS = TokenTexts()
 
+AskedAdapters = str | Mapping[str, float] | Mapping[str | int, float]
+
 FITTING = -1
 """`GenerateRequest.keep_last`: as many tokens as fit."""
 
@@ -142,7 +144,9 @@ class GenerateRequest:
         output: the constraint on the answer, tools, thinking, verbosity.
         prompt_options: how the chat template renders the conversation.
         program: a constraint in the engine's own form; excludes `output.constraint`.
-        adapters: whose changes are added up; none: the base model.
+        adapter: adapters as the request names them: a name, or names or numbers with their scales.
+            None: those that the model's name means.
+        adapters: what that means: their changes are added up; none: the base model.
         drop_oldest: the oldest messages may be left out where the conversation does not fit.
         clip_max_tokens: an output bound beyond the context means what is left of it.
         texts: tokens by their texts, with what holds of them.
@@ -170,6 +174,7 @@ class GenerateRequest:
     output: OutputRequest = _NO_OUTPUT_REQUEST
     prompt_options: PromptOptions = _NO_PROMPT_OPTIONS
     program: OutputProgram | None = None
+    adapter: AskedAdapters | None = None
     adapters: tuple[AdapterUse, ...] = ()
     drop_oldest: bool = False
     clip_max_tokens: bool = False

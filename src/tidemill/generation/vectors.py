@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.base.errors import bad_request
 from tidemill.base.vector_data import VectorData
-from tidemill.contract.request import EngineRequest, Pooling
+from tidemill.contract.request import AdapterUse, EngineRequest, Pooling
 from tidemill.contract.resolve import check_input
 from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import Caller
@@ -64,8 +64,9 @@ class PreparedInputs:
         *,
         max_queue_time: float | None = None,
         explain: bool = False,
+        adapters: tuple[AdapterUse, ...] = (),
     ) -> EngineRequest:
-        """The request to the engine for one of the inputs."""
+        """The request to the engine for one of the inputs; `adapters`: see `EngineRequest`."""
         item = self.inputs[place]
         return engine_request(
             request_id,
@@ -77,6 +78,7 @@ class PreparedInputs:
             max_queue_time=max_queue_time,
             pooling=pooling_of(item, self.pooling),
             explain=explain,
+            adapters=adapters,
         )
 
 

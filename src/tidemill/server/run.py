@@ -281,6 +281,9 @@ class _Assembly:
             for slot in host.slots[1:]:
                 if slot.hosted.pin:
                     await host.load(slot)
+            for slot in host.slots:
+                if slot.loaded is not None:
+                    await slot.adapters.verify(slot.loaded.served.client)
         except BaseException:
             await host.close()
             raise

@@ -17,7 +17,7 @@ from tidemill.generation.caller import ANONYMOUS
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.logprobs import check_logprobs
-from tidemill.server.dialects.permitted import find_model
+from tidemill.server.dialects.permitted import find_model, with_adapters
 from tidemill.server.dialects.truncated import name_truncated
 from tidemill.server.errors import Problem, fail, problem_response
 from tidemill.server.host.answer import Format, write_stream, write_whole
@@ -152,14 +152,17 @@ class GeneratedAnswer(Response):
         state.begun = monotonic()
         try:
             routed = context.host.route(self._model, self._asked.caller)
-            state.model = routed.slot.name  # for the log of requests, and a header
+            state.model = routed.recorded  # for the log of requests, and a header
             lease = context.host.lease(routed, self._keep_alive)
             model = await stack.enter_async_context(lease)
             state.leased = monotonic()
+            asked = await with_adapters(self._request, routed, model, self._asked)
+            if len(asked.adapters) == 1:
+                state.model = routed.recorded_as(asked.adapters[0].name)
             generation = await begin_generation(
                 model,
                 self._id,
-                self._asked,
+                asked,
                 max_answer_bytes=context.limits.max_answer_bytes,
                 streamed=self._framing is not None,
             )
@@ -224,7 +227,7 @@ class ModelAnswer(Response):
             state.begun = monotonic()
             try:
                 routed = host.route(self._model, getattr(state, "caller", ANONYMOUS))
-                state.model = routed.slot.name
+                state.model = routed.recorded
                 async with host.lease(routed, self._keep_alive) as model:
                     state.leased = monotonic()
                     check_is_model(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tidemill.base.errors import bad_request
 from tidemill.generation.prepare import prepare
@@ -38,7 +39,9 @@ async def begin_generation(
         raise bad_request(
             "best_of", "best_of above n cannot be streamed: the best answers are known at the end"
         )
-    if model.watch is not None:
+    if model.adapters and asked.adapter is None:
+        asked = replace(asked, adapters=model.adapters)
+    if model.watch is not None and not asked.adapters:
         model.watch.asked = asked
     if model.pipeline is not None:
         return await model.pipeline.generation(

@@ -19,6 +19,7 @@ from tidemill.base.log import get_logger
 from tidemill.generation.caller import ANONYMOUS, Caller
 from tidemill.server.errors import reject
 from tidemill.server.host import switching
+from tidemill.server.host.adapters import adapted
 from tidemill.server.host.refusals import never_fits, unknown, unusable
 from tidemill.server.host.routed import Routed
 from tidemill.server.host.served import ServedModel
@@ -152,6 +153,7 @@ class ModelHost:
         for known in slot.names:
             del self._by_name[known]
         slot.hosted, slot.keep_alive = hosted, None
+        slot.adapters.follow(hosted.adapters)
         self._by_name.update(dict.fromkeys(slot.names, slot))
         self._wake()
 
@@ -195,7 +197,12 @@ class ModelHost:
     def names(self) -> tuple[str, ...]:
         """Every name of every model but patterns; those with versions first."""
         versioned = () if self.versions is None else self.versions.names
-        return tuple(name for name in (*versioned, *self._by_name) if "*" not in name)
+        found = (
+            *versioned,
+            *self._by_name,
+            *(name for slot in self.slots for name in slot.adapters),
+        )
+        return tuple(dict.fromkeys(name for name in found if "*" not in name))
 
     def has(self, name: str) -> bool:
         """Whether a model, or a version of one, has that name."""
@@ -217,9 +224,25 @@ class ModelHost:
         if traffic is not None:
             name = f"{traffic.name}@{traffic.stable}"
         slot = self._by_name.get(name)
+        if slot is None and (adapted := self.adapter(name)) is not None:
+            slot = adapted[0]
         if slot is None:
             raise unknown(name, self.names)
         return slot
+
+    def adapter(self, name: str | None) -> tuple[Slot, str] | None:
+        """The model and its adapter that a name means, which is no model's: ``ADAPTER`` (of the
+        first model that has one of that name) or ``MODEL:ADAPTER``."""
+        if not name or name in self._by_name:
+            return None
+        for slot in self.slots:
+            if name in slot.adapters:
+                return slot, name
+        base, _, own = name.rpartition(":")
+        if not base or not self._has_any(base):
+            return None
+        slot = self._slot(base)
+        return (slot, own) if own in slot.adapters else None
 
     def _known(self, name: str) -> str:
         """The name in the spelling that is known here, after a look where there is none: as in the
@@ -236,7 +259,7 @@ class ModelHost:
 
     def _has_any(self, name: str) -> bool:
         named = self.versions is not None and self.versions.find(name) is not None
-        return named or name in self._by_name
+        return named or name in self._by_name or self.adapter(name) is not None
 
     def _pattern_of(self, name: str) -> str | None:
         """The longest pattern that matches a name."""
@@ -255,6 +278,8 @@ class ModelHost:
             return self.default.name
         name = self._known(name)
         traffic = None if self.versions is None else self.versions.find(name)
+        if traffic is None and self.adapter(name) is not None:
+            return name
         return self._slot(name).name if traffic is None else traffic.name
 
     def route(self, name: str | None, caller: Caller = ANONYMOUS) -> Routed:
@@ -278,6 +303,8 @@ class ModelHost:
             routed = self.versions.route(name, caller)
             if routed is not None:
                 return routed
+        if (found := self.adapter(name)) is not None:
+            return Routed(found[0], called=name, adapter=found[1])
         return Routed(self._slot(name) if name else self.default)
 
     # -- requests ----------------------------------------------------------------------------
@@ -307,7 +334,11 @@ class ModelHost:
             raise TidemillError(ErrorKind.UNAVAILABLE, self._draining or "", retryable=True)
         routed = name if isinstance(name, Routed) else self.route(name, caller)
         lease = self._lease(routed.slot, keep_alive, partial(unusable, routed.slot.name))
-        return lease if self.versions is None else self.versions.lease(routed, lease)
+        if self.versions is not None:
+            lease = self.versions.lease(routed, lease)
+        if routed.adapter is None and not routed.slot.adapters.scales:
+            return lease
+        return adapted(routed, lease)
 
     @asynccontextmanager
     async def _lease(

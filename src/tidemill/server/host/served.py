@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.base.errors import unsupported
+from tidemill.contract.request import adapters_key
 from tidemill.generation.preset import NO_PRESET, Preset
 from tidemill.metrics.registry import ModelMetrics
 from tidemill.server.admission.control import Admission
 
 if TYPE_CHECKING:
+    from tidemill.contract.request import AdapterUse
     from tidemill.contract.wire import EngineInfo
     from tidemill.engine.client import EngineClient
     from tidemill.server.host.pipelines.pipeline import Pipeline
@@ -40,6 +42,7 @@ class ServedModel:
         config_digest: identity of the engine's configuration; part of the fingerprint.
         pipeline: answers instead of an engine, whose place `client` then only takes; else None.
         called: of a version, the name that one request asked for; None: its own.
+        adapters: what the name that one request asked for means beside the model.
         watch: measures one request that is answered, for the comparison of versions.
         explain: what happens to its requests is noted, so that it can be told.
     """
@@ -59,6 +62,7 @@ class ServedModel:
     called: str | None = None
     watch: Watch | None = None
     explain: bool = False
+    adapters: tuple[AdapterUse, ...] = ()
 
     @property
     def info(self) -> EngineInfo:
@@ -89,6 +93,8 @@ class ServedModel:
         )
         if self.preset != NO_PRESET:
             parts += f"\0{self.preset!r}"
+        if self.adapters:
+            parts += f"\0{adapters_key(self.adapters)}"
         return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:12]
 
 

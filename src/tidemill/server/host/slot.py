@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.base.clock import wall
 from tidemill.base.errors import TidemillError
+from tidemill.server.host.adapters import ModelAdapters
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.switching import TURN_OF_LOAD, TURN_SECONDS, Fact, Need
 
@@ -108,12 +109,14 @@ class Hosted:
         pin: it is loaded at start and never evicted.
         keep_alive: seconds without use after which it is unloaded; infinite: until its memory is
             needed.
+        adapters: name -> path of adapters that it has from the start.
     """
 
     name: str
     aliases: tuple[str, ...] = ()
     pin: bool = False
     keep_alive: float = float("inf")
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -148,6 +151,7 @@ class Slot:
         progress: how far its weights are loaded.
         error, failed: why its last load failed, and when.
         created: when it was made available, in seconds since 1970.
+        adapters: its adapters, which outlive its engines.
     """
 
     hosted: Hosted
@@ -170,6 +174,10 @@ class Slot:
     error: TidemillError | None = None
     failed: float = 0.0
     created: int = field(default_factory=lambda: int(wall()))
+    adapters: ModelAdapters = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.adapters = ModelAdapters(self.hosted.adapters)
 
     @property
     def name(self) -> str:

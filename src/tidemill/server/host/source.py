@@ -27,6 +27,7 @@ class ModelOptions:
         pin: it is loaded before the server is ready, and never evicted.
         keep_alive: seconds without use after which it is unloaded; infinite: until its memory is
             needed.
+        adapters: name -> path of its adapters.
     """
 
     name: str
@@ -34,11 +35,18 @@ class ModelOptions:
     aliases: tuple[str, ...] = ()
     pin: bool = False
     keep_alive: float = math.inf
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def hosted(self) -> Hosted:
         """The same without its files."""
-        return Hosted(self.name, self.aliases, pin=self.pin, keep_alive=self.keep_alive)
+        return Hosted(
+            self.name,
+            self.aliases,
+            pin=self.pin,
+            keep_alive=self.keep_alive,
+            adapters=self.adapters,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class Vectors:
             request_id,
             max_queue_time=model.admission.options.max_queue_time,
             explain=self.trace is not None,
+            adapters=model.adapters,
         )
         stream = model.client.submit(request)
         if self.trace is not None:

@@ -117,4 +117,5 @@ def generate_request(
         caller=caller,
         arrival=arrival,
         names=Names("text_input"),
+        adapter=options.lora_name or None,
     )

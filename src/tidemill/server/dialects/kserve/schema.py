@@ -43,6 +43,7 @@ class KserveOptions(SamplingFields, kw_only=True):
             with the input; streams never have it.
         return_finish_reason, return_num_input_tokens, return_num_output_tokens: further members of
             an answer of the generate extension.
+        lora_name: the name of an adapter.
         sampling_parameters: an object with these options, or its JSON text, as for Triton's vLLM.
         dimensions: numbers of an embedding.
     """
@@ -54,7 +55,6 @@ class KserveOptions(SamplingFields, kw_only=True):
         "return_log_probs": Neutral(
             (False,), feature="logprobs here", instead="use /v1/completions"
         ),
-        "lora_name": Neutral(("",), feature="adapters"),
     }
 
     max_tokens: int | None = None
@@ -66,6 +66,7 @@ class KserveOptions(SamplingFields, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    lora_name: str | None = None
     exclude_input_in_output: bool | None = None
     return_finish_reason: bool | None = None
     return_num_input_tokens: bool | None = None

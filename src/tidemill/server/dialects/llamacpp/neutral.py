@@ -42,7 +42,6 @@ GENERATION: Fields = {
     "grammar_lazy": Neutral((False,), feature="lazy grammars"),
     "grammar_triggers": Neutral(([],), feature="lazy grammars"),
     "preserved_tokens": Neutral(kinds=(list,), feature="it"),
-    "lora": Neutral(([],), feature="adapters of requests"),
     "image_data": Neutral(([],), feature="images"),
     "messages": Neutral(feature="conversations here", instead="use /v1/chat/completions"),
     # Values that mean the same as absence.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.server.dialects.dialect import Dialect, Endpoint
-from tidemill.server.dialects.llamacpp import answers, schema, state, texts
+from tidemill.server.dialects.dialect import ADMINS, Dialect, Endpoint
+from tidemill.server.dialects.llamacpp import adapters, answers, schema, state, texts
 from tidemill.server.dialects.llamacpp.errors import ERROR_SCHEMA, error_body
 
 _EVENTS = ("text/event-stream",)
@@ -25,6 +25,8 @@ LLAMACPP = Dialect(
         ),
         Endpoint("GET", "/props", state.llama_props),
         Endpoint("GET", "/slots", state.llama_slots),
+        Endpoint("GET", "/lora-adapters", adapters.llama_adapters),
+        Endpoint("POST", "/lora-adapters", adapters.llama_set_adapters, roles=ADMINS),
     ),
     error_body,
     error_schema=ERROR_SCHEMA,

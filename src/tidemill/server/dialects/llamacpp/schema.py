@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
+from tidemill.server.dialects.adapters import LoraScale
 from tidemill.server.dialects.biases import LogitBias
 from tidemill.server.dialects.fields import Fields
 from tidemill.server.dialects.id_lists import Ids
@@ -124,6 +125,7 @@ class LlamaGeneration(Body, kw_only=True):
         samplers: those that are applied; what is not named is off.
         response_fields: members that the answer has, by their paths (``timings/prompt_n``).
         return_tokens: the answer has the token ids; streams always have them.
+        lora: adapters with their scales, added up; those left out get 0.
     """
 
     known: ClassVar[Fields] = neutral.GENERATION
@@ -163,6 +165,7 @@ class LlamaGeneration(Body, kw_only=True):
     timings_per_token: bool | None = None
     response_fields: list[str] | None = None
     keep_alive: KeepAlive = None
+    lora: list[LoraScale] | None = None
 
     def finalize(self) -> None:
         if self.samplers is not None:

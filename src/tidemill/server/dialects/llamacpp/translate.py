@@ -12,6 +12,7 @@ from tidemill.contract.sampling import SamplingParams
 from tidemill.generation.caller import Caller
 from tidemill.generation.request import Gap, GenerateRequest, Names, Parts, Source, TokenTexts
 from tidemill.server.access.limits import Limits
+from tidemill.server.dialects.adapters import asked_adapters
 from tidemill.server.dialects.biases import biases_of
 from tidemill.server.dialects.id_lists import Ids
 from tidemill.server.dialects.llamacpp.schema import (
@@ -120,6 +121,7 @@ def _request(
         texts=TokenTexts(biases_of(body.logit_bias or [])[1]),
         scored=scored,
         ends_with_context=True,
+        adapter=asked_adapters(body.lora),
         caller=caller,
         arrival=arrival,
         names=names,

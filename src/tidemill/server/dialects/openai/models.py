@@ -14,9 +14,11 @@ from tidemill.server.host.slot import Slot, State
 from tidemill.server.transport.pieces import json_response
 
 
-def _card(slot: Slot, name: str) -> dict[str, Any]:
+def _card(context: ServerContext, slot: Slot, name: str) -> dict[str, Any]:
+    adapter = context.host.adapter(name) is not None
     found: dict[str, Any] = {
         "id": name,
+        **({"parent": slot.name, "root": slot.name} if adapter else {}),
         "object": "model",
         "created": slot.created,
         "owned_by": "tidemill",
@@ -56,7 +58,7 @@ def _tasks(model: ServedModel) -> tuple[str, ...]:
 async def list_models(context: ServerContext, request: Request) -> Response:
     """The models under each of their names. What is not loaded is loaded by its first request."""
     context.host.look()
-    cards = [_card(slot, name) for name, slot in named_models(context, request)]
+    cards = [_card(context, slot, name) for name, slot in named_models(context, request)]
     # Codex reads `models`, metadata of models that it knows, and fails where it is absent.
     return json_response({"object": "list", "data": cards, "models": []})
 
@@ -64,4 +66,4 @@ async def list_models(context: ServerContext, request: Request) -> Response:
 async def get_model(context: ServerContext, request: Request) -> Response:
     """A model by name; names may contain slashes."""
     name: str = request.path_params["model"]
-    return json_response(_card(find_model(context, request, name), name))
+    return json_response(_card(context, find_model(context, request, name), name))

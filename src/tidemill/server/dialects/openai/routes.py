@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from tidemill.server.dialects.dialect import Dialect, Endpoint
-from tidemill.server.dialects.openai import chat, completions, embeddings, models, rerank, schema
+from tidemill.server.dialects.dialect import ADMINS, Dialect, Endpoint
+from tidemill.server.dialects.openai import (
+    adapters,
+    chat,
+    completions,
+    embeddings,
+    models,
+    rerank,
+    schema,
+)
 from tidemill.server.dialects.openai import tokens as token_routes
 from tidemill.server.dialects.openai.batches import ENDPOINTS as BATCHES
 from tidemill.server.dialects.openai.errors import error_body
@@ -49,6 +57,20 @@ OPENAI = Dialect(
         Endpoint("GET", "/v1/models/{model:path}", models.get_model),
         *STREAMS,
         *USAGE,
+        Endpoint(
+            "POST",
+            "/v1/load_lora_adapter",
+            adapters.load_lora_adapter,
+            adapters.LoadAdapterBody,
+            roles=ADMINS,
+        ),
+        Endpoint(
+            "POST",
+            "/v1/unload_lora_adapter",
+            adapters.unload_lora_adapter,
+            adapters.UnloadAdapterBody,
+            roles=ADMINS,
+        ),
         Endpoint("POST", "/tokenize", token_routes.tokenize, schema.TokenizeRequest),
         Endpoint("POST", "/detokenize", token_routes.detokenize, schema.DetokenizeRequest),
     ),

@@ -13,6 +13,7 @@ from msgspec import Meta
 from msgspec.structs import asdict
 
 from tidemill.generation.request import Cut
+from tidemill.server.dialects.adapters import LoraScale
 from tidemill.server.dialects.biases import LogitBias, TokenBans
 from tidemill.server.dialects.fields import Fields
 from tidemill.server.dialects.id_lists import Ids
@@ -232,6 +233,8 @@ class Generation(SamplingFields, kw_only=True):
         truncation_length: the same for prompt and `max_tokens` together, as text-generation-webui
             has it.
         truncation_side: right: the first tokens are used instead.
+        lora: adapters with their scales, added up, as llama.cpp has it.
+        lora_path: the name of an adapter, as SGLang has it; the same as naming it as `model`.
         speculation: an extension: what drafts tokens ahead of the output: `off`, `auto` (whatever
             is loaded) or a drafter; the server's setting otherwise. It cannot change the answer.
         cache_salt: an extension: cached prefixes are shared only between equal salts.
@@ -268,6 +271,8 @@ class Generation(SamplingFields, kw_only=True):
     grammar: str | None = None
     timeout: float | None = None
     keep_alive: KeepAlive = None
+    lora: list[LoraScale] | None = None
+    lora_path: str | None = None
     speculation: Literal["off", "auto", "lookup", "draft", "medusa", "skip", "eagle"] | None = None
     cache_salt: str | None = None
     include_effective: bool | None = None

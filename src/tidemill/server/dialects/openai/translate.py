@@ -15,6 +15,7 @@ from tidemill.generation.prepare import rendered
 from tidemill.generation.request import Cut, Gap, GenerateRequest, Names, Source, TokenTexts
 from tidemill.server.access.caller import caller_of
 from tidemill.server.access.limits import Limits
+from tidemill.server.dialects.adapters import asked_adapters
 from tidemill.server.dialects.biases import bans_of, biases_of
 from tidemill.server.dialects.body import parse_body
 from tidemill.server.dialects.openai import schema
@@ -116,6 +117,7 @@ def prompt_fields(body: schema.Generation) -> dict[str, Any]:
         "keep_last": _keep_last(body),
         "cut": Cut.END if body.truncation_side == "right" else Cut.START,
         "speculation": body.speculation,
+        "adapter": asked_adapters(body.lora, body.lora_path),
     }
 
 

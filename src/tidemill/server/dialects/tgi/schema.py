@@ -54,10 +54,10 @@ class TgiParameters(Body, kw_only=True):
         best_of: generate so many and return the one with the highest mean logprob.
         truncate: use only the last so many tokens of the input.
         return_full_text: put the input before the generated text.
+        adapter_id: the name of an adapter.
     """
 
     known: ClassVar[Fields] = {
-        "adapter_id": Neutral(feature="adapters", instead="leave adapter_id out"),
         "watermark": Neutral((False,), feature="watermarks", instead="leave watermark out"),
         "stop_sequences": Alias("stop"),
     }
@@ -79,6 +79,7 @@ class TgiParameters(Body, kw_only=True):
     grammar: TgiGrammar | None = None
     truncate: Positive | None = None
     return_full_text: bool | None = None
+    adapter_id: str | None = None
 
 
 def _check_inputs(value: Any) -> None:

@@ -71,6 +71,7 @@ def generate_request(
     )
     return GenerateRequest(
         prompts=[body.inputs],
+        adapter=asked.adapter_id or None,
         sampling=sampling,
         output=OutputRequest() if asked.grammar is None else _output(asked.grammar),
         keep_last=asked.truncate,
