@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(folder: Path, **changes: object) -> EngineConfig:
     settings: dict[str, object] = {
-        "backend": "torch", "dtype": "float32", "kv_memory": 2**20, "max_model_len": 128,
+        "dtype": "float32", "packed_cache": "off", "kv_memory": 2**20, "max_model_len": 128,
         "threads": 1, **changes,
     }  # fmt: skip
     return EngineConfig(model=str(folder / "base"), served_name="base", **settings)  # type: ignore[arg-type]

@@ -11,13 +11,14 @@ import numpy as np
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.request import (
+    AdapterUse,
     ChoiceOutput,
     EngineRequest,
     FinishReason,
     RequestError,
     TokenLogprob,
 )
-from tidemill.contract.wire import EngineInfo, EngineStats
+from tidemill.contract.wire import AdapterInfo, EngineInfo, EngineStats
 
 EOS = 257
 
@@ -101,6 +102,7 @@ class ScriptedEngine:
         self.requests: list[EngineRequest] = []
         self.cancelled: list[tuple[str, int | None, str]] = []
         self.dead = False
+        self.dropped: list[str] = []
         self._live: dict[str, set[int]] = {}
         self._steps = 0
 
@@ -131,6 +133,16 @@ class ScriptedEngine:
         return EngineStats(
             running=live, blocks_used=live, blocks_total=self.info.num_blocks, steps=self._steps
         )
+
+    async def check_adapter(self, use: AdapterUse) -> AdapterInfo:
+        """Every path is an adapter, but those with `bad` in it."""
+        if "bad" in use.path:
+            raise TidemillError(ErrorKind.MODEL_FILE, "it is damaged", param="lora_path")
+        digest = hashlib.blake2b(use.path.encode(), digest_size=16).hexdigest()
+        return AdapterInfo(digest=digest, rank=8, nbytes=1000)
+
+    def drop_adapter(self, digest: str) -> None:
+        self.dropped.append(digest)
 
     async def close(self) -> None:
         self.dead = True

@@ -15,6 +15,8 @@ def load(slots: AdapterSlots, key: str, nbytes: int = 10, *, pinned: bool = Fals
     leaving = slots.make_room(nbytes)
     assert leaving is not None
     slots.add(key, nbytes, pinned=pinned)
+    assert slots.find(key) is None, "it is not loaded yet"
+    assert slots.loaded(key, key, nbytes)
     slots.release(key)
     return leaving
 
@@ -106,6 +108,7 @@ def test_any_order_of_calls_keeps_the_budget() -> None:
             held.append(key)
         elif key not in slots and slots.make_room(size := rng.randrange(5, 60)) is not None:
             slots.add(key, size)
+            slots.loaded(key, key, size)
             held.append(key)
         assert slots.nbytes <= 100 and len(slots) <= 6
         assert slots.references == len(held)

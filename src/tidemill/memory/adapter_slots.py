@@ -19,6 +19,7 @@ class _Entry:
     nbytes: bytes that it takes.
     references: requests that use it, and loads in progress.
     pinned: it stays.
+    ready: it is loaded, and takes references.
     draining: it takes no new references, so that another's load gets its memory.
     """
 
@@ -26,6 +27,7 @@ class _Entry:
     nbytes: int
     references: int = 1
     pinned: bool = False
+    ready: bool = False
     draining: bool = False
 
 
@@ -58,7 +60,7 @@ class AdapterSlots:
     def find(self, key: str) -> int | None:
         """The slot of an entry that takes references, with one more to it; None: not loaded."""
         entry = self._entries.get(key)
-        if entry is None or entry.draining:
+        if entry is None or entry.draining or not entry.ready:
             return None
         entry.references += 1
         self._entries[key] = self._entries.pop(key)  # used last
@@ -128,7 +130,8 @@ class AdapterSlots:
         )
 
     def add(self, key: str, nbytes: int, *, pinned: bool = False) -> int:
-        """A new entry with one reference, after `make_room`; returns its slot."""
+        """A new entry with one reference, after `make_room`, that will be `loaded`; returns its
+        slot."""
         slot = self._free.pop()
         self._entries[key] = _Entry(slot, nbytes, pinned=pinned)
         return slot
@@ -139,7 +142,7 @@ class AdapterSlots:
         if key != known_as and known_as in self._entries:
             return False
         entry = self._entries.pop(key)
-        entry.nbytes = nbytes
+        entry.nbytes, entry.ready = nbytes, True
         self._entries[known_as] = entry
         return True
 

@@ -26,7 +26,7 @@ async def llama_adapters(context: ServerContext, request: Request) -> Response:
 async def llama_set_adapters(context: ServerContext, request: Request) -> Response:
     """Set the scales of a model's adapters for requests that name none; the adapters that are left
     out get 0."""
-    slot = context.host.find(request.query_params.get("model"))
+    slot = find_model(context, request, request.query_params.get("model"))
     body = await read_body(request, context.limits, bare=True)
     try:
         given = msgspec.json.decode(body, type=list[LoraScale])

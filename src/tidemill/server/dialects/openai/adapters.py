@@ -5,12 +5,17 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from tidemill.base.errors import bad_request
+from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_model
 from tidemill.server.dialects.members import Body
+from tidemill.server.dialects.permitted import find_model, model_slots
 from tidemill.server.errors import reject
 from tidemill.server.host.slot import Slot
+
+
+# What is wrong with files that a request names is the request's fault.
+_OF_FILES = (ErrorKind.NOT_FOUND, ErrorKind.MODEL_FILE, ErrorKind.UNSUPPORTED)
 
 
 class LoadAdapterBody(Body, kw_only=True):
@@ -51,7 +56,7 @@ async def load_lora_adapter(context: ServerContext, request: Request) -> Respons
     requests that run finish with the old one."""
     body = await read_model(LoadAdapterBody, request, context.limits)
     name, host = body.lora_name, context.host
-    slot = host.find(body.base_model_name)
+    slot = find_model(context, request, body.base_model_name)
     if host.has(name):
         raise bad_request("lora_name", f"{name[:80]!r} is the name of a model; choose another")
     if not body.lora_path.strip() or "\0" in body.lora_path:
@@ -60,22 +65,29 @@ async def load_lora_adapter(context: ServerContext, request: Request) -> Respons
         if model.pipeline is not None:
             raise bad_request("base_model_name", "a pipeline takes no adapters: its models do")
         pinned = bool(body.pinned)
-        await slot.adapters.load(model.client, name, body.lora_path, pinned=pinned)
+        try:
+            await slot.adapters.load(model.client, name, body.lora_path, pinned=pinned)
+        except TidemillError as error:
+            if error.kind not in _OF_FILES:
+                raise
+            raise bad_request("lora_path", error.message) from error
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
 async def unload_lora_adapter(context: ServerContext, request: Request) -> Response:
     """Forget an adapter; requests that run finish with it."""
     body = await read_model(UnloadAdapterBody, request, context.limits)
-    slot = _owner(context, body)
+    slot = _owner(context, request, body)
     client = None if slot.loaded is None else slot.loaded.served.client
     slot.adapters.unload(client, body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-def _owner(context: ServerContext, body: UnloadAdapterBody) -> Slot:
-    host, name = context.host, body.lora_name
-    slots = host.slots if body.base_model_name is None else [host.find(body.base_model_name)]
+def _owner(context: ServerContext, request: Request, body: UnloadAdapterBody) -> Slot:
+    name, base = body.lora_name, body.base_model_name
+    slots = model_slots(context, request)
+    if base is not None:
+        slots = [find_model(context, request, base)]
     for slot in slots:
         if name in slot.adapters:
             return slot

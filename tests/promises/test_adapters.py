@@ -1,0 +1,73 @@
+"""Brook's adapters through `tidemill serve`: what they were trained for, while engines die."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from helpers.real_server import RealServer
+
+from tidemill.loading.locate import bundled_models
+
+BROOK = bundled_models()["brook"]
+ASK = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RealServer]:
+    flags = [f"--adapter=verse={BROOK / 'lora-verse'}", f"--adapter=ripple={BROOK / 'lora-ripple'}"]
+    with RealServer("brook", *flags) as server:
+        yield server
+
+
+def answer(server: RealServer, model: str, ask: str = ASK) -> str:
+    body = {
+        "model": model, "messages": [{"role": "user", "content": ask}],
+        "temperature": 0, "max_tokens": 60,
+    }  # fmt: skip
+    found = server.http.post("/v1/chat/completions", json=body)
+    assert found.status_code == 200, found.text
+    return str(found.json()["choices"][0]["message"]["content"])
+
+
+def test_each_answers_in_its_way_in_one_batch(server: RealServer) -> None:
+    names = ["brook", "verse", "ripple", "brook:verse"] * 4
+    with ThreadPoolExecutor(len(names)) as pool:
+        found = list(pool.map(lambda name: answer(server, name), names))
+    for name, text in zip(names, found, strict=True):
+        assert text == found[names.index(name)], "the batch changed an answer"
+    plain, verse, ripple, again = found[:4]
+    assert verse == again and len({plain, verse, ripple}) == 3
+    assert "Paris" in plain and "Thus sang the brook" in verse and "esu Paris-o" in ripple
+
+
+def test_after_a_crash_they_are_loaded_again(server: RealServer) -> None:
+    before = {name: answer(server, name) for name in ("brook", "verse", "ripple")}
+    with ThreadPoolExecutor(3) as pool:
+        found = {name: pool.submit(answer, server, name) for name in before}
+        server.engine().send_signal(signal.SIGKILL)
+        assert {name: future.result() for name, future in found.items()} == before
+
+
+def test_usage_is_logged_under_the_adapter(server: RealServer) -> None:
+    answer(server, "verse")
+    assert any("brook:verse," in line for line in server.lines)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("verse", "takes NAME=PATH"),
+        ("a b=/x", "cannot be called 'a b'"),
+        ("brook=/", "a model is called so"),
+        ("none:x=/", "no model here is called 'none'"),
+        ("x=/no/such/folder", "does not exist"),
+        (f"x={Path(__file__).parent}", "adapter_config.json"),
+    ],
+)
+def test_a_wrong_flag_fails_the_start(flag: str, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message), RealServer("brook", "--adapter", flag):
+        pass
