@@ -156,12 +156,12 @@ def test_every_servers_way_to_ask(url: str, engine: ScriptedEngine) -> None:
     ("body", "field"),
     [
         ({"lora": [{"id": 9}]}, "lora"),
-        ({"lora": [{"id": "none"}]}, "adapter"),
+        ({"lora": [{"id": "none"}]}, "lora"),
         ({"lora": [{"id": 0}, {"id": 0}]}, "lora"),
         ({"lora": [{"id": 0, "scale": 1e9}]}, "lora"),
         ({"lora": [{"id": 0}], "lora_path": "verse"}, "lora"),
         ({"lora": [{"id": 0}], "model": "verse"}, "model"),
-        ({"lora_path": "none"}, "adapter"),
+        ({"lora_path": "none"}, "lora_path"),
     ],
 )
 def test_wrong_ways_to_ask(url: str, body: dict[str, Any], field: str) -> None:

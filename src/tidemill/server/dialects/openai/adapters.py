@@ -13,7 +13,6 @@ from tidemill.server.dialects.permitted import find_model, model_slots
 from tidemill.server.errors import reject
 from tidemill.server.host.slot import Slot
 
-
 # What is wrong with files that a request names is the request's fault.
 _OF_FILES = (ErrorKind.NOT_FOUND, ErrorKind.MODEL_FILE, ErrorKind.UNSUPPORTED)
 

@@ -281,6 +281,7 @@ def caller_for(request: Request, body: schema.Generation, arrival: float) -> Cal
     Raises:
         TidemillError: kind BAD_REQUEST naming the field.
     """
+    request.state.sent_as.setdefault("adapter", "lora_path" if body.lora_path else "lora")
     return caller_of(
         request,
         body.timeout,

@@ -35,6 +35,7 @@ PARAMETERS = {
 
 SENT_AS = {
     **PARAMETERS,
+    "adapter": "parameters.adapter_id",
     "truncate_prompt_tokens": "parameters.truncate",
     "guided_json": "parameters.grammar.value",
     "guided_regex": "parameters.grammar.value",
