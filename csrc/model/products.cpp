@@ -23,7 +23,7 @@ int64_t block_height(int64_t rows, int64_t most) {
 }  // namespace
 
 Products::Products(const KernelTable& kernels, ThreadPool& pool)
-    : kernels_(kernels), pool_(pool), changes_(kernels, pool) {
+    : kernels_(kernels), pool_(pool), changes_(kernels) {
   if (is_zen5_or_later()) kv_prefetch_.resize(static_cast<size_t>(pool.threads()));
 }
 
@@ -76,8 +76,17 @@ void Products::prepare(std::initializer_list<const Linear*> linears, int64_t row
 
 void Products::compute(const Linear& linear, const Acts& acts, const Block& block, float* out,
                        int64_t ldo, int thread) {
-  multiply_block(*linear.weight, linear.bias, acts, block, out, ldo, thread);
-  if (!changes_.empty()) change_block(linear, acts, block, out, ldo, thread);
+  if (changes_.empty()) return multiply_block(*linear.weight, linear.bias, acts, block, out, ldo, thread);
+  changes_.help();
+  const int64_t most = changes_.panels_at_once(linear, block.row, block.rows, block.count);
+  for (int64_t p = 0; p < block.count; p += most) {
+    const Block part{block.row, block.rows, block.first + p, std::min(most, block.count - p)};
+    float* const to = out + p * kPanel;
+    changes_.prefetch(linear, part.row, part.rows, part.first, part.count);
+    multiply_block(*linear.weight, linear.bias, acts, part, to, ldo, thread);
+    changes_.await();
+    change_block(linear, acts, part, to, ldo, thread);
+  }
 }
 
 void Products::change_block(const Linear& linear, const Acts& acts, const Block& block, float* out,
