@@ -40,7 +40,8 @@ class StepPrices:
         knot = _knot(tokens)
         if knot not in self._ratio:
             self._knots.insert(bisect_left(self._knots, knot), knot)
-            self._ratio[knot], self._seen[knot] = ratio, 0
+            # What the neighbours say counts as one measurement: the first one may be disturbed.
+            self._ratio[knot], self._seen[knot] = self._by_tokens[knot], 1
         self._seen[knot] += 1
         before = self._ratio[knot]
         self._ratio[knot] += max(_RATE, 1 / self._seen[knot]) * (ratio - before)
