@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ from helpers.simulated_time import ScriptedServer, run_simulated
 from tidemill.bench.html import render_html
 from tidemill.bench.load import measure_server
 from tidemill.bench.options import BenchOptions
-from tidemill.bench.results import BenchReport
+from tidemill.bench.results import BenchReport, RequestTrace
+from tidemill.bench.summary import merge, summarize
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -39,11 +41,10 @@ def a_report(label: str, slow: float) -> BenchReport:
         return pool.submit(run_simulated, server, measure_server, options.validate()).result()
 
 
-@pytest.fixture
-def report(browser: Browser, tmp_path: Path) -> Iterator[BrowserPage]:
-    """The page of two runs, the second 1.5 times slower."""
-    path = tmp_path / "bench.html"
-    path.write_text(render_html([a_report("before", 1.0), a_report("after", 1.5)]), "utf-8")
+@contextmanager
+def opened(browser: Browser, path: Path, *reports: BenchReport) -> Iterator[BrowserPage]:
+    """The page of some runs; errors of its script, and requests, fail the test."""
+    path.write_text(render_html(reports), "utf-8")
     context = browser.new_context(viewport={"width": 1240, "height": 1000})
     page = context.new_page()
     wrong: list[str] = []
@@ -52,9 +53,36 @@ def report(browser: Browser, tmp_path: Path) -> Iterator[BrowserPage]:
     page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
     page.on("request", lambda request: asked.append(request.url))
     page.goto(path.as_uri())
+    page.locator("#points tbody tr").first.wait_for()
     yield page
     context.close()
     assert wrong == [] and asked == [path.as_uri()]
+
+
+@pytest.fixture
+def report(browser: Browser, tmp_path: Path) -> Iterator[BrowserPage]:
+    """The page of two runs, the second 1.5 times slower."""
+    runs = a_report("before", 1.0), a_report("after", 1.5)
+    with opened(browser, tmp_path / "bench.html", *runs) as page:
+        yield page
+
+
+def test_points_without_a_latency_are_drawn_too(browser: Browser, tmp_path: Path) -> None:
+    """All failed, one request, and equal latencies."""
+    runs = [a_report(name, 0.0) for name in ("failed", "single", "equal")]
+    failed = RequestTrace(0.0, 0.0, end=0.1, error="http 503", detail="busy")
+    single = RequestTrace(0.0, 0.0, [0.1], 0.1, 5, 1, 0, "stop")
+    runs[0].points = [merge([summarize("rate", 1.0, [failed])], [[failed]])]
+    runs[1].points = [merge([summarize("rate", 1.0, [single])], [[single]])]
+    runs[2].points = [merge([summarize("rate", 1.0, [single] * 30)], [[single] * 30])]
+    with opened(browser, tmp_path / "bench.html", *runs) as page:
+        for row in range(3):
+            page.locator("#points tbody tr").nth(row).click()
+            for form in ("bars", "share"):
+                page.select_option("#choose-form", form)
+            page.check("#log")
+            page.uncheck("#log")
+        assert "1x http 503: busy" in page.locator("#notes").inner_text()
 
 
 def test_the_page_is_drawn_and_clicked(report: BrowserPage, screenshots: Path | None) -> None:

@@ -91,6 +91,7 @@ class _Connection(asyncio.Protocol):
         self.status = 0  # 0: no response yet
         self.complete = False
         self._keep_alive = False
+        self._has_length = False
 
     def send(self, data: bytes) -> None:
         """Begin an exchange."""
@@ -132,7 +133,14 @@ class _Connection(asyncio.Protocol):
         """Called by the event loop. A response without a length ends with its connection."""
         self.closed = True
         self.lost = self.lost or exc
+        if self.status and not self._has_length and self.lost is None:
+            self.complete = True
         self._wake()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser."""
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._has_length = True
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""

@@ -20,6 +20,9 @@ POLL = 0.001
 # Called with each request that has ended; True ends an open loop.
 Tick = Callable[[RequestTrace], bool]
 _POLL_STOP = 0.2
+# A closed loop's stream waits so long after a failure: a server that is gone would fail at once,
+# a hundred thousand times.
+_ERROR_PAUSE = 0.1
 
 
 @dataclass(slots=True)
@@ -90,6 +93,8 @@ class Loops:
                 if clock() - zero >= until:
                     return
                 await self._session(session, clock() - zero, zero, until, measured, tick)
+                if measured.traces[-1].error is not None:
+                    await asyncio.sleep(_ERROR_PAUSE)
 
         await asyncio.gather(*(stream() for _ in range(streams)))
         measured.client = watch.end(len(measured.traces))

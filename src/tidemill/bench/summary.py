@@ -112,20 +112,16 @@ def _saturated(client: ClientUse, found: Mapping[str, Mapping[str, float]]) -> b
 
 
 def metrics(point: PointReport) -> dict[str, float]:
-    """The figures of a point that are compared, by a flat name."""
-    found = {
+    """The figures of a point that are compared, by a flat name; those that exist."""
+    found: dict[str, float | None] = {
         "output_throughput": point.output_throughput,
         "request_throughput": point.request_throughput,
+        "goodput": point.goodput,
     }
     for name in LATENCIES:
         row = point.latencies.get(name, {})
-        for which in ("mean", "p50", "p90", "p99"):
-            value = row.get(which)
-            if value is not None and math.isfinite(value):
-                found[f"{name}_{which}"] = value
-    if point.goodput is not None:
-        found["goodput"] = point.goodput
-    return found
+        found |= {f"{name}_{which}": row.get(which) for which in ("mean", "p50", "p90", "p99")}
+    return {k: v for k, v in found.items() if v is not None and math.isfinite(v)}
 
 
 def _block_intervals(point: PointReport, level: float = 0.95) -> dict[str, list[float]]:

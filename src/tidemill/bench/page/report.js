@@ -65,9 +65,10 @@ function ticks(low, high, log) {
 function plane(holder, { xs, ys, xName, yName, height = 340, log = false, whole = false }) {
   const width = 1100, left = 64, right = 16, top = 28, bottom = 42;
   let xHigh = Math.max(...xs, 0), yHigh = Math.max(...ys, 0), xLow = Math.min(...xs, 0), yLow = 0;
+  if (!isFinite(xLow)) xLow = 0;
   if (!isFinite(xHigh) || xHigh <= xLow) xHigh = xLow + 1;
   if (!isFinite(yHigh) || yHigh <= 0) yHigh = 1;
-  if (log) { yLow = Math.min(...ys.filter((v) => v > 0)) / 1.3; yHigh *= 1.3; if (!isFinite(yLow)) yLow = yHigh / 10; }
+  if (log) { yLow = Math.min(...ys.filter((v) => v > 0)) / 1.3; yHigh *= 1.3; if (!isFinite(yLow) || yLow >= yHigh) yLow = yHigh / 10; }
   else if (!whole) yHigh *= 1.06;
   if (!whole) xHigh *= 1.03;
   const x = (v) => left + ((v - xLow) / (xHigh - xLow)) * (width - left - right);
@@ -171,6 +172,10 @@ function spread() {
     ? `${pointName(runs[state.run].points[state.point])}: ` + found.map((c) =>
         `${c.run.report.label} p50 ${number(c.q[50])}, p99 ${number(c.q[99])} ms`).join("; ")
     : "This point has no samples.";
+  if (!found.length) {
+    $("spread").replaceChildren();
+    return;
+  }
   const xs = found.flatMap((c) => c.q);
   if (state.form === "share") {
     const { svg, x, y } = plane($("spread"), { xs, ys: [100], xName: `${name}, ms`, yName: "% of the requests at most", whole: true });
@@ -184,7 +189,7 @@ function spread() {
     }
     return;
   }
-  const low = Math.min(...xs), high = Math.max(...xs), bins = 40, size = (high - low) / bins || 1;
+  const low = Math.min(...xs), bins = 40, size = (Math.max(...xs) - low) / bins || 1, high = low + bins * size;
   const counted = found.map((c) => {
     const shares = Array(bins).fill(0);
     c.q.forEach((v) => shares[Math.min(bins - 1, Math.floor((v - low) / size))]++);
