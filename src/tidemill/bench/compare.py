@@ -266,8 +266,7 @@ def compare(a: BenchReport, b: BenchReport) -> Comparison:
             "between runs: measure both with --repeat 3 or more, alternately."
         )
     for report in (a, b):
-        if any(p.client.saturated for p in report.points):
-            notes.append(f"{report.label}: the client was saturated or held up at some points.")
+        notes += [f"{report.label}: {note}" for note in report.notes]
         if any(p.steady.get("verdict") == "drifting" for p in report.points):
             notes.append(f"{report.label}: some points are not steady.")
     shares = [_cached_share(report) for report in (a, b)]

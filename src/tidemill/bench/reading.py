@@ -98,11 +98,14 @@ def _vllm(data: dict[str, Any]) -> BenchReport:
     point.output_throughput = float(data["output_throughput"])
     point.request_throughput = float(data["request_throughput"])
     point.total_throughput = (point.input_tokens + point.output_tokens) / point.seconds
+    notes = ["Read from vLLM: latencies count from when its client sent."]
+    if mode == "rate" and data.get("max_concurrency"):
+        notes.append("Its --max-concurrency held requests back: that wait is in no latency here.")
     backend = str(data.get("endpoint_type") or data.get("backend") or "")
     return BenchReport(
         "", str(data["model_id"]), backend, "", "", [with_intervals(point)],
         label=str(data.get("label") or ""), created=str(data.get("date") or ""), tool="vllm bench",
-        notes=["Read from vLLM: latencies count from when its client sent."],
+        notes=notes,
     )  # fmt: skip
 
 
