@@ -183,6 +183,19 @@ def test_repetitions_give_intervals() -> None:
     assert low < point.latencies["e2e"]["p50"] < high and (high - low) < 80
 
 
+def test_repetitions_take_turns() -> None:
+    """A server that is slower in the second half is noise between repetitions, not a difference
+    between points."""
+    script = lambda body, number, now: [0.1 if number < 40 else 0.2]  # noqa: E731
+    report, server = measured(script, repeat=2, rates=(1.0, 2.0), requests=20, output_tokens=1)
+    for point in report.points:
+        first, second = (row["e2e_p50"] for row in point.repetitions)
+        assert (first, second) == (pytest.approx(100), pytest.approx(200))
+        low, high = point.intervals["e2e_p50"]
+        assert low < 100 and high > 200
+    assert len(server.bodies) == 80
+
+
 def test_concurrency_sweep_ends_where_throughput_does() -> None:
     free = [0.0] * 4  # four places, each for one request of 0.1 s
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -66,6 +67,7 @@ class _Run:
             self._sender, self._workload.conversation, options.think, options.max_concurrency, poll
         )
         self.points: list[PointReport] = []
+        self._finished: Counter[str] = Counter()  # requests by the point's label
         self._unsent = 0  # requests of a trace that were due after the point's time
 
     async def _warm_up(self) -> None:
@@ -102,41 +104,50 @@ class _Run:
             return math.inf
         return math.floor((1 - options.target) * count + 1e-9)
 
-    async def point(self, mode: str, value: float) -> PointReport:
-        """Measure one concurrency, rate, ramp or trace, as often as the options say."""
+    def _ticker(self, mode: str, value: float, count: int | None) -> Tick:
+        """Counts the requests of one measurement for the progress, and ends a failed probe."""
         options = self._options
-        count = self._count(mode, value)
-        total = (count or 0) * options.repeat
-        label, finished = _LABELS[mode].format(value), 0
+        label, total = _LABELS[mode].format(value), (count or 0) * options.repeat
         allowed = self._allowed_misses(count if mode == "rate" else None)
         misses = 0
 
         def tick(trace: RequestTrace) -> bool:
-            nonlocal finished, misses
-            finished += 1
+            nonlocal misses
+            self._finished[label] += 1
             misses += math.isfinite(allowed) and not meets(trace, options.objectives)
-            self._progress(label, finished, total)
+            self._progress(label, self._finished[label], total)
             return misses > allowed
 
-        self._progress(label, 0, total)
-        points: list[PointReport] = []
-        parts: list[list[RequestTrace]] = []
-        for repetition in range(options.repeat):
-            misses = 0
-            point, part = await self._repetition(mode, value, count, tick, repetition)
-            points.append(point)
-            parts.append(part)
-        merged = merge(points, parts)
-        merged.cost = cost(merged, options.prices)
-        self.points.append(merged)
-        self._progress(label, finished, finished)
-        return merged
+        self._progress(label, self._finished[label], total)
+        return tick
+
+    async def in_turns(self, mode: str, values: Sequence[float]) -> list[PointReport]:
+        """Measure points as often as the options say, all of them before the next repetition:
+        what changes on the machine meanwhile is then noise between repetitions."""
+        measured: list[list[tuple[PointReport, list[RequestTrace]]]] = [[] for _ in values]
+        for repetition in range(self._options.repeat):
+            for place, value in enumerate(values):
+                measured[place].append(await self._repetition(mode, value, repetition))
+        found = []
+        for rows in measured:
+            points, traces = zip(*rows, strict=True)
+            merged = merge(points, traces)
+            merged.cost = cost(merged, self._options.prices)
+            found.append(merged)
+        self.points += found
+        return found
+
+    async def point(self, mode: str, value: float) -> PointReport:
+        """Measure one concurrency, rate, ramp or trace."""
+        return (await self.in_turns(mode, [value]))[0]
 
     async def _repetition(
-        self, mode: str, value: float, count: int | None, tick: Tick, repetition: int
+        self, mode: str, value: float, repetition: int
     ) -> tuple[PointReport, list[RequestTrace]]:
         """One measurement of a point, and the traces that it counts."""
         options = self._options
+        count = self._count(mode, value)
+        tick = self._ticker(mode, value, count)
         await self._warm_up()
         meter = EnergyMeter(self._sender.client.target.host)
         measured = await self._load(mode, value, count, tick)
@@ -170,14 +181,12 @@ class _Run:
         elif options.sweep == "rate":
             await sweep_rate(streams, rate, _SWEEP_STREAMS)
         elif options.trace is not None:
-            for speed in options.speeds:
-                await self.point("trace", speed)
+            await self.in_turns("trace", options.speeds)
         elif options.ramp is not None:
             await self.point("ramp", options.ramp[1])
         else:
             mode = "rate" if options.rates else "concurrency"
-            for value in options.rates or options.concurrency:
-                await self.point(mode, value)
+            await self.in_turns(mode, options.rates or options.concurrency)
         return None
 
     async def _alone(self) -> float:
