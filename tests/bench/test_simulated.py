@@ -213,3 +213,17 @@ def test_rate_sweep_covers_the_capacity() -> None:
     assert report.points[0].mode == "concurrency"
     rates = [p.value for p in report.points[1:]]
     assert rates[0] == pytest.approx(2, rel=0.01) and rates[-1] == pytest.approx(11, rel=0.01)
+
+
+def test_thinking_holds_no_place() -> None:
+    """Two conversations of two turns under a limit of one request: the second is sent while the
+    first one thinks."""
+    script = lambda body, number, now: [1.0]  # noqa: E731
+    report, server = measured(
+        script, rates=(20.0,), arrivals="constant", turns=2, think=5.0, requests=4,
+        max_concurrency=1, output_tokens=1,
+    )  # fmt: skip
+    first = server.bodies[0][0]
+    times = [came - first for came, _ in server.bodies]
+    assert times == pytest.approx([0, 1, 6, 7], abs=0.01)
+    assert report.points[0].latencies["e2e"]["max"] == pytest.approx(1900, abs=10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from tidemill.bench.client import Clock
@@ -20,6 +21,7 @@ POLL = 0.001
 # Called with each request that has ended; True ends an open loop.
 Tick = Callable[[RequestTrace], bool]
 _POLL_STOP = 0.2
+_NO_LIMIT = nullcontext()
 # A closed loop's stream waits so long after a failure: a server that is gone would fail at once,
 # a hundred thousand times.
 _ERROR_PAUSE = 0.1
@@ -106,7 +108,8 @@ class Loops:
         zero, measured = clock(), Measured()
         watch = _Watch(clock)
         tasks: set[asyncio.Task[None]] = set()
-        limit = asyncio.Semaphore(self.max_concurrency) if self.max_concurrency else None
+        most = self.max_concurrency
+        limit = asyncio.Semaphore(most) if most else _NO_LIMIT
         for session in sessions:
             if session.due > until or measured.stopped:
                 break
@@ -114,7 +117,9 @@ class Loops:
                 await asyncio.sleep(left - self.poll if left > self.poll else 0)
             watch.lags.append(-left)
             # Latency counts from the due time, so that a late sender cannot hide queueing.
-            task = asyncio.create_task(self._limited(limit, session, zero, until, measured, tick))
+            task = asyncio.create_task(
+                self._session(session, session.due, zero, until, measured, tick, limit)
+            )
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         sent = clock() - zero
@@ -127,19 +132,9 @@ class Loops:
         measured.client.sent_rate = len(measured.traces) / max(sent, 1e-9)
         return measured
 
-    async def _limited(
-        self, limit: asyncio.Semaphore | None, session: Session, zero: float, until: float,
-        measured: Measured, tick: Tick,
-    ) -> None:  # fmt: skip
-        if limit is None:
-            await self._session(session, session.due, zero, until, measured, tick)
-            return
-        async with limit:
-            await self._session(session, session.due, zero, until, measured, tick)
-
     async def _session(
         self, session: Session, due: float, zero: float, until: float, measured: Measured,
-        tick: Tick,
+        tick: Tick, limit: AbstractAsyncContextManager[None] = _NO_LIMIT,
     ) -> None:  # fmt: skip
         conversation = self.conversation()
         several = len(session.turns) > 1
@@ -149,7 +144,8 @@ class Loops:
             if number and due >= until:
                 return
             prompt = conversation.prompt(turn)
-            trace = await self.sender.send(prompt, turn.input_tokens, due, zero, several)
+            async with limit:
+                trace = await self.sender.send(prompt, turn.input_tokens, due, zero, several)
             measured.traces.append(trace)
             due = trace.end + self.think
             measured.stopped = tick(trace) or measured.stopped
