@@ -217,12 +217,14 @@ void Decoder::logits(const int64_t* tokens, int64_t count, float* out) {
   if (!model_.lm_head) throw internal_error("the model has no output layer");
   wait_until_packed(model_.head_packed_needed);
   const unsigned acts = act_bit(model_.lm_head);
+  const bool with_norm = model_.final_norm && !skipped(static_cast<int64_t>(model_.layers.size()));
   const auto token_of = [&](int64_t i) { return tokens[i]; };
   context_.acts.adapters = context_.adapters_of(logit_adapters_, count, token_of);
   context_.for_each_token(count, [&](int64_t i, int thread) {
     float* normed = context_.scratch(thread);
-    context_.apply_norm(context_.norm_of(model_.final_norm, tokens[i]), stream_.row(tokens[i]), normed);
-    context_.pack_row(acts, normed, model_.hidden, i, context_.acts);
+    const float* const x = stream_.row(tokens[i]);
+    if (with_norm) context_.apply_norm(context_.norm_of(model_.final_norm, tokens[i]), x, normed);
+    context_.pack_row(acts, with_norm ? normed : x, model_.hidden, i, context_.acts);
   });
   context_.products.prefetch(first_products(0), context_.tokens);
   context_.products.multiply({{&model_.lm_head, out, model_.vocab, 0, count}}, context_.acts);

@@ -87,7 +87,7 @@ struct StepInput {
   SamplingInput sampling;
   LayerSlice slice;
   bool return_logits = false;
-  std::vector<int32_t> skip;  // ascending: layers that are left out, for drafts
+  std::vector<int32_t> skip;  // ascending: layers left out, for drafts; their number: the last norm
   std::vector<uint8_t> hidden;  // per row; empty: none requested
   std::vector<int32_t> hidden_layers;    // ascending: x in front of them, of the tokens of `hidden`
   std::vector<int32_t> override_tokens;  // ascending: tokens whose embedding is given

@@ -161,7 +161,7 @@ void check_slice(const StepInput& step, int64_t layers) {
 // States advance through all layers.
 void check_skip(const StepInput& step, const StepLimits& limits) {
   if (step.skip.empty()) return;
-  check_ascending(step.skip, limits.layers, "skip");
+  check_ascending(step.skip, limits.layers + 1, "skip");
   require(!step.slice && step.states.rows == 0, "skip", "only whole rows without states skip layers");
 }
 

@@ -21,6 +21,8 @@ class OracleDrafter:
         vocab: of the fake model.
     """
 
+    reads_hidden = False
+
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
         self._new: dict[int, NewSequence] = {}
@@ -64,6 +66,8 @@ class ReplayDrafter:
     Args:
         answers: tokens by request id and choice.
     """
+
+    reads_hidden = False
 
     def __init__(self, answers: Mapping[tuple[str, int], Sequence[int]]) -> None:
         self._answers = answers

@@ -275,6 +275,8 @@ def test_forced_tokens_follow_accepted_drafts_and_align_the_next() -> None:
 class Failing:
     """A drafter that fails."""
 
+    reads_hidden = False
+
     def add(self, new: NewSequence, cached: int) -> None: ...
 
     def read(self, seq_id: int, tokens: Int32) -> None: ...

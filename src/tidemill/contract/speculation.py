@@ -17,7 +17,7 @@ DRAFTERS = (LOOKUP, DRAFT, MEDUSA, SKIP, EAGLE)
 BY_REQUEST = (OFF, AUTO, *DRAFTERS)
 """Values of a request's `speculation`."""
 
-IMPLEMENTED = (LOOKUP, DRAFT, SKIP)
+IMPLEMENTED = (LOOKUP, DRAFT, MEDUSA, SKIP)
 """Drafters that a worker can make."""
 
 _FILES = {DRAFT: "MODEL", MEDUSA: "PATH", EAGLE: "PATH"}

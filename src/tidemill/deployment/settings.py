@@ -425,7 +425,7 @@ MODEL = (
         "Draft tokens of the output, which the model verifies several in one step; the answers "
         "stay the same. lookup: what followed the latest tokens where they occurred before in "
         "prompt and output; draft=MODEL: also a smaller model of the same vocabulary; "
-        "skip: also the model itself without some layers; auto: "
+        "medusa=PATH: also Medusa heads; skip: also the model itself without some layers; auto: "
         "whatever there is, as measured; off: nothing, unless a request says it.",
     ),
 )

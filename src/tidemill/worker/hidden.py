@@ -44,8 +44,9 @@ def spans(inputs: StepInputs) -> list[slice]:
     found, at = [], 0
     assert inputs.hidden is not None
     counts = np.diff(inputs.row_start).tolist()
-    for kind, count in zip(inputs.hidden.tolist(), counts, strict=True):
-        taken = {HIDDEN_NONE: 0, HIDDEN_LAST: 1, HIDDEN_ALL: count}[kind]
+    drafts = [0] * len(counts) if inputs.drafts is None else inputs.drafts.tolist()
+    for kind, count, drafted in zip(inputs.hidden.tolist(), counts, drafts, strict=True):
+        taken = {HIDDEN_NONE: 0, HIDDEN_LAST: 1 + drafted, HIDDEN_ALL: count}[kind]
         found.append(slice(at, at + taken))
         at += taken
     return found
@@ -81,3 +82,31 @@ def _states(outputs: StepOutputs, layers: list[int], name: str) -> NDArray[np.fl
     assert outputs.layer_hidden is not None
     found: NDArray[np.float32] = outputs.layer_hidden[layers.index(int(name.removeprefix(_LAYER)))]
     return found
+
+
+def request_last(inputs: StepInputs, indices: list[int]) -> None:
+    """Have the step return the final hidden states of the sampled positions of rows."""
+    if inputs.hidden is None:
+        inputs.hidden = np.full(len(inputs.logits), HIDDEN_NONE, np.uint8)
+    none = [i for i in indices if inputs.hidden[i] == HIDDEN_NONE]
+    inputs.hidden[none] = HIDDEN_LAST
+
+
+def last_states(
+    inputs: StepInputs, outputs: StepOutputs, accepted: dict[int, int]
+) -> dict[int, NDArray[np.float32]]:
+    """By index of a row, the final hidden state that its last token was sampled from.
+
+    Args:
+        inputs, outputs: the step.
+        accepted: by index of a row whose states were requested, its accepted tokens.
+    """
+    if not accepted or outputs.hidden is None:
+        return {}
+    ends = spans(inputs)
+    drafts = [0] * len(ends) if inputs.drafts is None else inputs.drafts.tolist()
+    return {
+        i: outputs.hidden[ends[i].stop - 1 - drafts[i] + count - 1]
+        for i, count in accepted.items()
+        if count > 0
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -338,6 +339,12 @@ class InputBuilder:
             candidates=seqs.candidates[slots] if seqs.num_beams else None,
             extras=gather_extras(seqs.extras, slots) if seqs.extras else None,
         )
+
+    def sampling_at(self, seq_ids: Sequence[int], positions: Int32) -> SamplingInputs:
+        """The sampling arguments of sequences at positions, int32. Tokens in front of a position
+        that are not known yet are those that were drafted there last."""
+        slots = np.array([self.sequences.slot(seq_id) for seq_id in seq_ids], np.int32)
+        return self._sampling(slots, positions, np.zeros(len(slots), bool))
 
     def _biases(self, slots: Int32, positions: Int32) -> tuple[Int32, Int32, NDArray[np.float32]]:
         seqs = self.sequences

@@ -12,7 +12,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import VectorData
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.speculation import DRAFT, OFF, SKIP, read_setting
+from tidemill.contract.speculation import DRAFT, MEDUSA, OFF, SKIP, read_setting
 from tidemill.contract.wire import EngineInfo
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.adapters import AdapterLoader
@@ -219,10 +219,11 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         drafters=drafters,
         adapters=AdapterLoader(backend, config),
     )
-    if SKIP in speculation.drafters and backend.verifies_drafts:
-        from tidemill.worker.speculate.opening import load_skip
+    if backend.verifies_drafts and {SKIP, MEDUSA} & {*speculation.drafters}:
+        from tidemill.worker.speculate.opening import load_medusa, load_skip
 
-        load_skip(config, opened, runner, progress)
+        load = load_skip if SKIP in speculation.drafters else load_medusa
+        load(config, opened, runner, progress)
     return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
 
 

@@ -97,7 +97,7 @@ class RunnerHandle:
         runner.inputs.accept(self.step, outputs.sampled)
         pooled = runner.pooled(self.step, outputs) if self.step.poolings else {}
         speculation = runner.speculation
-        drafted = _NOT_DRAFTED if speculation is None else speculation.propose(self.step.plan)
+        drafted = _NOT_DRAFTED if speculation is None else speculation.propose(self.step, outputs)
         return _result(self.step, outputs, pooled, drafted)
 
 
@@ -155,6 +155,8 @@ class Runner:
         while len(self._steps) >= MAX_OUTSTANDING:
             del self._steps[next(iter(self._steps))]
         self._steps[plan.step_id] = step
+        if self.speculation is not None:
+            self.speculation.request(step)
         handle = RunnerHandle(self, step, self.backend.submit(step.inputs))
         self._in_flight.add(plan.step_id)
         if self.speculation is not None:
@@ -174,6 +176,10 @@ class Runner:
     def ended(self, step: PreparedStep) -> None:
         """A step has its outputs."""
         self._in_flight.discard(step.plan.step_id)
+
+    def add_loaded(self, name: str, drafter: LoadedDrafter) -> None:
+        """As `add_drafter`, of one that holds memory; it is closed with the runner."""
+        self._loaded[name] = drafter
 
     def idle(self) -> bool:
         """Whether no step is in flight."""

@@ -208,7 +208,7 @@ class ModelBuilder:
         config.rope_scales = [rope.attention_factor for rope in self._ropes]
         if spec.embed_norm:
             config.embed_norm = self._norm("embed_norm", spec.norm, spec.hidden_size)
-        config.norm_sums = spec.layers[0].sum_norm
+        config.norm_sums = bool(spec.layers) and spec.layers[0].sum_norm
         if spec.last_norm:
             config.final_norm = self._norm("final_norm", spec.norm, spec.hidden_size)
         if spec.generates:

@@ -253,6 +253,8 @@ class TorchBackend:
                 x = x * weights[layer_name(i, "scale")]
             self._progress += 1
         kept.take(len(spec.layers), x)
+        if inputs.skip is not None and len(spec.layers) in inputs.skip:
+            return x
         return self._norm("final_norm", spec.norm, x) if spec.last_norm else x
 
     def _own_inputs(

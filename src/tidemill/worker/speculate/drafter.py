@@ -24,6 +24,8 @@ class Wanted(NamedTuple):
         adapter_slot: see `Row`.
         end: position after the last token of its row in the step, drafts included: its blocks reach
             so far. A longer block table may be out of date.
+        hidden: float32 [hidden_size]: the final hidden state that the last known token was sampled
+            from, for a drafter that `reads_hidden`.
     """
 
     seq_id: int
@@ -32,6 +34,7 @@ class Wanted(NamedTuple):
     least: int = 0
     adapter_slot: int = 0
     end: int = 0
+    hidden: NDArray[np.float32] | None = None
 
 
 class Proposal(NamedTuple):
@@ -65,7 +68,14 @@ class Drafted(NamedTuple):
 
 class Drafter(Protocol):
     """Proposes drafts. What it proposes never changes an answer, so it may be wrong, and may be
-    asked again for the same tokens after a step failed."""
+    asked again for the same tokens after a step failed.
+
+    Attributes:
+        reads_hidden: it drafts from the model's final hidden states.
+    """
+
+    @property
+    def reads_hidden(self) -> bool: ...
 
     def add(self, new: NewSequence, cached: int) -> None:
         """A sequence begins, perhaps again with more known tokens. The model found its first

@@ -76,6 +76,8 @@ class _Sequence:
 class LookupDrafter:
     """See the module and `drafter.Drafter`."""
 
+    reads_hidden = False
+
     def __init__(self) -> None:
         self._sequences: dict[int, _Sequence] = {}
 

@@ -78,6 +78,8 @@ class ModelDrafter:
         vocab: of the target; other tokens are not proposed.
     """
 
+    reads_hidden = False
+
     def __init__(self, backend: Backend, max_len: int, blocks: int, vocab: int) -> None:
         self.backend = backend
         self._rounds = Rounds(Runner(backend, max_len))

@@ -9,19 +9,25 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from tidemill.backends.base import BackendFactory
+from tidemill.backends.base import Backend, BackendFactory, BackendOptions
 from tidemill.base.build import build_id
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import TidemillError, config_error
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.speculation import DRAFT, OFF, SKIP, read_setting
+from tidemill.contract.speculation import DRAFT, MEDUSA, OFF, SKIP, read_setting
 from tidemill.loading.checkpoint import open_model
+from tidemill.loading.lazy import Holding, LazyTensors
+from tidemill.loading.locate import resolve
 from tidemill.loading.parts import ModelFiles
+from tidemill.models import tensors as names
+from tidemill.models.spec import DecoderSpec
 from tidemill.worker.opening import Opened, of_files
 from tidemill.worker.packed import kept_weights, packed_folder
 from tidemill.worker.runner import Runner
+from tidemill.worker.speculate.heads import Head, read_heads
 from tidemill.worker.speculate.layers import Found, search
+from tidemill.worker.speculate.medusa import MedusaDrafter
 from tidemill.worker.speculate.model import ModelDrafter
 from tidemill.worker.speculate.skip import SkipDrafter
 from tidemill.worker.speculate.vocabulary import difference
@@ -131,6 +137,57 @@ def load_skip(config: EngineConfig, opened: Opened, runner: Runner, progress: Pr
     progress(found.told(len(spec.layers)))
     layers, inputs = found.layers, runner.inputs
     runner.add_drafter(SKIP, lambda: SkipDrafter(backend, inputs, layers, runner.idle))
+
+
+def load_medusa(config: EngineConfig, opened: Opened, runner: Runner, progress: Progress) -> None:
+    """Let Medusa heads draft for the model of a runner.
+
+    Raises:
+        TidemillError: CONFIG for heads of another model, or a model with a state per sequence.
+    """
+    spec = opened.files.spec
+    if spec.state_bytes:
+        raise config_error(
+            "speculate",
+            f"{config.model} keeps a state per sequence; Medusa heads do not draft for it",
+        )
+    heads = read_heads(resolve(read_setting(config.speculate).file), spec, config.model)
+    load = cast(BackendFactory, opened.module.load)
+    outputs = [
+        bare_output(head, spec, load, opened.options, opened.backend) if head.own else None
+        for head in heads
+    ]
+    drafter = MedusaDrafter(runner.backend, runner.inputs, heads, outputs, runner.idle)
+    runner.add_loaded(MEDUSA, drafter)
+    progress(f"{len(heads)} Medusa heads, {drafter.weight_bytes() / 2**20:.0f} MiB")
+
+
+def bare_output(
+    head: Head, spec: DecoderSpec, load: BackendFactory, options: BackendOptions, backend: str
+) -> Backend:
+    """A head's output matrix as a model without layers.
+
+    Args:
+        head: with an output matrix of its own.
+        spec: of the model that is drafted for.
+        load, options, backend: the model's.
+    """
+    bare = DecoderSpec(
+        family=spec.family,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        max_positions=spec.max_positions,
+        layers=(),
+        norm_eps=spec.norm_eps,
+        tied_embeddings=True,
+        weights_dtype=spec.weights_dtype,
+        last_norm=False,
+    )
+    wide = options.dtype == "float32" or backend != "native"
+    tensors = LazyTensors({names.EMBED: head.score}).held(Holding(wide, options.quantize))
+    made = load(bare, tensors, options)
+    made.allocate_cache((1,))
+    return made
 
 
 class KeptLayers:

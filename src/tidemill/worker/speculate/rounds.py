@@ -90,11 +90,11 @@ def drafts_of(results: Sequence[RowResult], vocab: int) -> tuple[tuple[int, ...]
             break
         drafts.append(result.token_ids[0])
         assert result.logprobs is not None
-        confidence.append(_confidence_of(result.logprobs[0].logprob))
+        confidence.append(confidence_of(result.logprobs[0].logprob))
     return tuple(drafts), tuple(confidence)
 
 
-def _confidence_of(logprob: float) -> int:
+def confidence_of(logprob: float) -> int:
     """The class of a draft's probability under the drafter: equal parts of it."""
     return min(MOST_CONFIDENT, int(math.exp(min(0.0, logprob)) * (MOST_CONFIDENT + 1)))
 

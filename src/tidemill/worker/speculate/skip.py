@@ -47,6 +47,8 @@ class SkipDrafter:
             one submitted before it, so none may come between.
     """
 
+    reads_hidden = False
+
     def __init__(
         self,
         backend: Backend,

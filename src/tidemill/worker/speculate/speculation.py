@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.backends.base import StepOutputs
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.contract.plan import Drafting, DraftsWanted, Row, StepPlan
 from tidemill.contract.speculation import LOOKUP
+from tidemill.worker.hidden import last_states, request_last
+from tidemill.worker.inputs import PreparedStep
 from tidemill.worker.sequences import SequenceSlots
 from tidemill.worker.speculate.drafter import NOTHING, Drafted, Drafter, Int32, Proposal, Wanted
 from tidemill.worker.speculate.lookup import LookupDrafter
@@ -37,6 +43,7 @@ class Speculation:
         self._made_by = made_by
         self._drafters: dict[str, Drafter] = {}
         self._of: dict[int, tuple[str, ...]] = {}
+        self._read_hidden: set[str] = set()
 
     def begin(self, plan: StepPlan) -> None:
         """Forget the sequences that have ended, and learn the plan's new ones."""
@@ -49,8 +56,34 @@ class Speculation:
                 self._of[new.seq_id] = new.drafters
                 for name in new.drafters:
                     if name not in self._drafters:
-                        self._drafters[name] = self._made_by[name]()
+                        self._make(name)
                     self._drafters[name].add(new, starts.get(new.seq_id, 0))
+
+    def _make(self, name: str) -> None:
+        self._drafters[name] = made = self._made_by[name]()
+        if made.reads_hidden:
+            self._read_hidden.add(name)
+
+    def request(self, step: PreparedStep) -> None:
+        """Have a step return the hidden states that drafters will read."""
+        if self._read_hidden:
+            rows = enumerate(step.rows)
+            asked = [i for i, row in rows if self._reads_hidden(row)]
+            if asked:
+                request_last(step.inputs, asked)
+
+    def _reads_hidden(self, row: Row) -> bool:
+        return any(one.drafter in self._read_hidden for one in row.drafts_wanted)
+
+    def _hidden(self, step: PreparedStep, outputs: StepOutputs) -> dict[int, NDArray[np.float32]]:
+        """By sequence, the state that its last token was sampled from."""
+        if not self._read_hidden or step.inputs.hidden is None:
+            return {}
+        good = step.sampling[outputs.sampled >= 0]
+        counts = np.bincount(good, minlength=len(step.rows)).tolist()
+        asked = {i: counts[i] for i, row in enumerate(step.rows) if self._reads_hidden(row)}
+        states = last_states(step.inputs, outputs, asked)
+        return {step.rows[i].seq_id: state for i, state in states.items()}
 
     def forget_new(self, plan: StepPlan) -> None:
         """Forget the sequences that a failed plan introduced; a later one introduces them again."""
@@ -67,12 +100,13 @@ class Speculation:
                 except Exception:
                     self._give_up(name, [row.seq_id])
 
-    def propose(self, plan: StepPlan) -> Drafted:
+    def propose(self, step: PreparedStep, outputs: StepOutputs) -> Drafted:
         """After the step's tokens are known: the drafts of each sequence that wants some.
 
         Those whom a sequence asks are called in its order until one proposes something. A sequence
         is quiet if all of them are.
         """
+        plan, hidden = step.plan, self._hidden(step, outputs)
         found: dict[int, tuple[str, Proposal]] = {}
         drafting: list[Drafting] = []
         left = [(row.seq_id, row.drafts_wanted) for row in plan.rows if row.drafts_wanted]
@@ -82,6 +116,8 @@ class Speculation:
             for seq_id, (first, *_) in left:
                 if first.drafter in self._of.get(seq_id, ()):
                     one = _wanted(rows[seq_id], first, self._tokens(seq_id))
+                    if first.drafter in self._read_hidden:
+                        one = one._replace(hidden=hidden.get(seq_id))
                     calls.setdefault(first.drafter, []).append(one)
             for name, wanted in calls.items():
                 begun = monotonic()
