@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.backend_driver import BackendDriver, options
 from helpers.family_cases import make_case
+from helpers.tiny_text import tokenizer_json
 from oracles.test_adapters import FAMILIES, KINDS, TOKENS, case_of, make_adapter
 
 from tidemill.backends import native
@@ -130,3 +131,40 @@ def test_experts_in_one_tensor(backend: str, family: str, tmp_path: Path) -> Non
     adapted, _ = logits_of(driver, [0, -1])
     np.testing.assert_allclose(adapted, reference(tuned), atol=BACKENDS[backend][1], rtol=0)
     driver.backend.close()
+
+
+@pytest.mark.parametrize("family", ["Llama 1 to 3", "Qwen3"])
+def test_an_activated_adapter_generates_as_in_peft(family: str, tmp_path: Path) -> None:
+    """Through the engine, with cached blocks before the invocation, and in a batch with others."""
+    from tidemill import LLM, SamplingParams
+
+    model = make_case(case_of(family), tmp_path / "base")
+    tokens = [*PROMPT, 77, 78, *PROMPT[:5], *range(30, 70), 77, 78, 6]
+    plain = generated(model, tokens)
+    tuned = make_adapter(
+        model, tmp_path / "adapter", r=4, target_modules=FAMILIES[family][:7],
+        alora_invocation_tokens=[77, 78], task_type="CAUSAL_LM",
+    )  # fmt: skip
+    wanted = generated(tuned, tokens)
+    assert wanted != plain
+    (tmp_path / "base" / "tokenizer.json").write_bytes(tokenizer_json())
+    params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+    with LLM(
+        tmp_path / "base", dtype="float32", kv_memory=2**22, packed_cache="off", block_size=16
+    ) as llm:
+        llm.load_adapter("mine", tmp_path / "adapter")
+        base = llm.generate([tokens], params)[0]
+        alone = llm.generate([tokens], params, adapter="mine")[0]
+        assert base.outputs[0].token_ids == plain and alone.outputs[0].token_ids == wanted
+        assert alone.cached_tokens > 48
+        both = llm.generate([tokens, tokens, tokens], params, adapter=["mine", None, "mine"])
+        assert [out.outputs[0].token_ids for out in both] == [wanted, plain, wanted]
+
+
+def generated(model: Any, tokens: list[int]) -> list[int]:
+    with torch.no_grad():
+        found = model.generate(
+            input_ids=torch.tensor([tokens]), attention_mask=torch.ones(1, len(tokens)),
+            max_new_tokens=64, min_new_tokens=64, do_sample=False,
+        )  # fmt: skip
+    return [int(token) for token in found[0, len(tokens) :]]

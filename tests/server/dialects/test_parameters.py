@@ -32,6 +32,7 @@ OTHERS = (
     *("embed", "rerank", "score", "similarity", "tokenize", "detokenize", "count_tokens"),
     *("input_tokens", "conversations", "apply-template", "repository"),
     *("show", "pull", "copy", "delete", "create", "push", "compact", "batches", "files", "keys"),
+    *("lora_adapter", "lora-adapters"),
 )
 
 
