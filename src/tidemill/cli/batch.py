@@ -35,6 +35,7 @@ _OF_A_SERVER = frozenset(
             "database_outage",
             "content",
             "recent_requests",
+            "keep_explanations",
             "api_key",
             "api_keys",
             "require_keys",

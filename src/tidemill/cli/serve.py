@@ -72,6 +72,7 @@ def serve(
     database_outage: str = options.SERVER["database_outage"],
     content: str = options.SERVER["content"],
     recent_requests: int = options.SERVER["recent_requests"],
+    keep_explanations: str = options.SERVER["keep_explanations"],
     api_key: tuple[str, ...] = locks.API_KEY,
     api_keys: Path | None = locks.API_KEYS,
     require_keys: bool = locks.REQUIRE_KEYS,

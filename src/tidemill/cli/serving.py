@@ -133,6 +133,7 @@ def serve_options(
         quotas=deployment.quotas,
         database_outage=server.database_outage,
         recent_requests=server.recent_requests,
+        keep_explanations=server.keep_explanations,
     )
 
 

@@ -33,6 +33,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
         database_outage: seconds; infinite for ever.
         content: ``memory`` or ``database``.
         recent_requests: 0: none are kept.
+        keep_explanations: seconds; infinite for ever, 0: not in the database.
     """
 
     host: str
@@ -49,6 +50,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
     database_outage: float = 3600.0
     content: str = "memory"
     recent_requests: int = 512
+    keep_explanations: float = 0.0
 
 
 class ModelSettings(msgspec.Struct, frozen=True):

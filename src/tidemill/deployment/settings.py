@@ -156,6 +156,12 @@ SERVER = (
         "How many of the latest requests can be explained (tidemill explain); 0: none.",
         Apply.SERVER,
     ),
+    Setting(
+        *("keep_explanations", kinds.duration(), 0.0),
+        "How long the database keeps the explanations of requests, such as 7d; default: they are "
+        "kept in memory alone.",
+        Apply.SERVER,
+    ),
 )
 
 ADMISSION = (

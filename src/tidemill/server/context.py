@@ -57,6 +57,7 @@ class ServerContext:
         recording: makes a record of each request; None: nobody reads them.
         recorder: where the records go.
         recent: what explains the latest requests; None: it is not kept.
+        explanations_kept: those of earlier ones are in the database.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -71,6 +72,7 @@ class ServerContext:
     recording: Recording | None = None
     recorder: Recorder | None = None
     recent: Recent | None = None
+    explanations_kept: bool = False
     storage: Storage | None = None
     keys: KeyStore = field(default_factory=NoKeys)
     home: Path | None = None

@@ -85,6 +85,7 @@ class ServeOptions:
         quotas: limits of each level.
         database_outage: seconds for which limits are spent while the database does not answer.
         recent_requests: how many requests can be explained after they have ended; 0: none.
+        keep_explanations: seconds that the database keeps those of all requests; 0: it does not.
     """
 
     models: Sequence[ModelOptions]
@@ -109,6 +110,7 @@ class ServeOptions:
     quotas: Defaults = field(default_factory=Defaults)
     database_outage: float = 3600.0
     recent_requests: int = RECENT_REQUESTS
+    keep_explanations: float = 0.0
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -244,6 +246,10 @@ class _Assembly:
                     keep_records(self._made, options.home, options.prices)
             if options.recent_requests:
                 self._made.keep_recent(options.recent_requests, options.prices)
+                if options.database is not None and options.keep_explanations:
+                    from tidemill.server.explanations import keep_explanations
+
+                    keep_explanations(self._made, options.keep_explanations)
             self._limit(self._made)
         return self._made
 

@@ -9,19 +9,20 @@ from tidemill.store.tables import (
     audit,
     batches,
     content,
+    explanations,
     identity,
     quotas,
     settings,
     usage,
 )
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest revision in `migrations/versions/`: what a database must be at."""
 
 VERSION_TABLE = "schema_version"
 
 # Each module adds its tables to the one MetaData when it is imported.
-_CONCERNS = (settings, identity, batches, quotas, usage, audit, content)
+_CONCERNS = (settings, identity, batches, quotas, usage, audit, content, explanations)
 
 
 def metadata() -> MetaData:

@@ -141,12 +141,34 @@ def _quota(view: QuotaView) -> dict[str, Any]:
     return found
 
 
+def _spans(story: Story, others: Sequence[Story]) -> list[tuple[float, float, str, int]]:
+    """Chunks of other requests' prompts to the same model while this one was there: from when to
+    when (0: not known), of which request, how many tokens."""
+    times, model = story.milestones, story.record.model
+    found: list[tuple[float, float, str, int]] = []
+    for other in others:
+        theirs = other.milestones
+        if other is story or other.record.model != model or other.trace is None:
+            continue
+        if theirs.ended and theirs.ended < times.arrival:
+            continue
+        if times.ended and theirs.arrival > times.ended:
+            continue
+        for history in _histories(other.trace):
+            ends = [*(chunk.at for chunk in history.chunks[1:]), 0.0]
+            found += [
+                (chunk.at, end, other.record.id, chunk.tokens)
+                for chunk, end in zip(history.chunks, ends, strict=False)
+            ]
+    return found
+
+
 class _Clock:
     """Parts of the document, in times since the request's arrival."""
 
     def __init__(self, story: Story, others: Sequence[Story], *, whole: bool) -> None:
         self._story = story
-        self._others = others
+        self._spans = _spans(story, others)
         self._whole = whole
 
     def at(self, time: float) -> float:
@@ -290,15 +312,10 @@ class _Clock:
     def _neighbours(self, begin: float, end: float) -> list[dict[str, Any]]:
         """Prompts of other requests to the same model that were computed in a gap."""
         shared: list[tuple[float, str, int]] = []
-        for other in self._others:
-            if other is self._story or other.record.model != self._story.record.model:
-                continue
-            for history in _histories(other.trace):
-                for chunk, after in zip(history.chunks, [*history.chunks[1:], None], strict=True):
-                    until = after.at if after is not None else chunk.at + (end - begin)
-                    overlap = min(until, end) - max(chunk.at, begin)
-                    if overlap > 0.1 * (end - begin):
-                        shared.append((overlap, other.record.id, chunk.tokens))
+        for start, until, name, tokens in self._spans:
+            overlap = min(until or start + (end - begin), end) - max(start, begin)
+            if overlap > 0.1 * (end - begin):
+                shared.append((overlap, name, tokens))
         shared.sort(reverse=True)
         return [{"id": name, "tokens": tokens} for _, name, tokens in shared[:MAX_NEIGHBOURS]]
 

@@ -38,10 +38,14 @@ class Recent:
 
     Args:
         size: how many that have ended are kept, at least 1.
+
+    Attributes:
+        on_end: told of each that has ended; it neither blocks nor raises.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.on_end: Callable[[Story], None] = lambda story: None
         self._ended: deque[Story] = deque()
         self._by_id: dict[str, list[Story]] = {}
         self._open: dict[int, Callable[[], Story | None]] = {}
@@ -57,6 +61,7 @@ class Recent:
         if story is None:
             return
         self._ended.append(story)
+        self.on_end(story)
         for name in _names(story):
             self._by_id.setdefault(name, []).append(story)
         if len(self._ended) > self.size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +15,7 @@ from tidemill.server.access.auth import Principal, principal_of
 from tidemill.server.access.keys import Role
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import Endpoint
-from tidemill.server.errors import reject
+from tidemill.server.errors import Rejection, reject
 from tidemill.server.transport.pieces import json_response
 from tidemill.server.usage import READERS, whole_number
 from tidemill.telemetry.recent import Recent, Story
@@ -70,18 +71,19 @@ async def explain_request(context: ServerContext, request: Request) -> Response:
     """Where the time of a request went, and why: by its id (the header X-Request-Id of its answer),
     or the id of its answer. `phases` sum to `total_seconds`. Of several requests with the same id,
     the latest. docs/observability.md describes the members. Managers see their team's requests,
-    users their key's; those learn nothing of others."""
+    users their key's; those learn nothing of others. Where the server keeps explanations in its
+    database, administrators and auditors find older requests there."""
     from tidemill.telemetry.explain import explanation
 
     recent, principal = _recent(context), principal_of(request)
     name: str = request.path_params["id"]
     story = next((s for s in recent.find(name) if _may_see(principal, s)), None)
     if story is None:
-        raise reject(
-            404,
+        if context.explanations_kept and _sees_all(principal):
+            return json_response(await _stored(context, name))
+        raise _unknown(
             f"there is no request {name[:128]!r} among the latest {recent.size} "
-            "(--recent-requests keeps more)",
-            code="request_not_found",
+            "(--recent-requests keeps more)"
         )
     currency = "" if context.recording is None else context.recording.prices.currency
     whole = _sees_all(principal)
@@ -90,6 +92,21 @@ async def explain_request(context: ServerContext, request: Request) -> Response:
         currency=currency, whole=whole,
     )  # fmt: skip
     return json_response(found)
+
+
+async def _stored(context: ServerContext, name: str) -> dict[str, Any]:
+    from tidemill.store.explanations import find
+
+    assert context.storage is not None
+    database = await context.storage.opened()
+    found: dict[str, Any] | None = await database.read(partial(find, name=name))
+    if found is None:
+        raise _unknown(f"there is no request {name[:128]!r} in memory or in the database")
+    return found
+
+
+def _unknown(message: str) -> Rejection:
+    return reject(404, message, code="request_not_found")
 
 
 def _recent(context: ServerContext) -> Recent:
