@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from helpers.simulated_time import ScriptedServer, run_simulated
+from rich.console import Console
 
 from tidemill.base.errors import TidemillError
 from tidemill.bench.energy import EnergyMeter, cost, is_local
@@ -19,7 +21,7 @@ from tidemill.bench.html import render_html
 from tidemill.bench.load import measure_server
 from tidemill.bench.options import BenchOptions
 from tidemill.bench.quality import read_questions
-from tidemill.bench.report import client_line, quality_lines, report_json, sparkline
+from tidemill.bench.report import client_line, quality_lines, render_table, report_json, sparkline
 from tidemill.bench.results import BenchReport, ClientUse, RequestTrace
 from tidemill.bench.summary import summarize
 from tidemill.cli.main import app_of
@@ -176,6 +178,20 @@ def test_sparkline() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
     assert sparkline([]) == sparkline([0, 0]) == ""
     assert len(sparkline([1.0] * 1000)) == 16
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 140, 160])
+def test_no_figure_is_cut_on_a_narrow_terminal(width: int) -> None:
+    report = a_report(repeat=2, concurrency=(1, 16), objectives={"ttft": 50.0})
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(render_table(report, width))
+    text = console.export_text()
+    assert "…" not in text and ("TPOT" in text) is (width >= 115)
+    for point in report.points:
+        row = point.latencies["ttft"]
+        assert f"{row['p50']:.1f} / {row['p99']:.1f}" in text
+        assert f"{point.completed}/{point.requests}" in text
+        assert (sparkline(point.series["output_tokens"])[:6] in text) is (width >= 125)
 
 
 def test_no_key_is_in_a_report() -> None:

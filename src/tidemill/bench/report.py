@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -143,16 +143,48 @@ def search_line(report: BenchReport) -> str:
     )
 
 
-def _value(point: PointReport, which: str, name: str) -> str:
-    low_high = point.intervals.get(name)
-    value = getattr(point, which)
-    if low_high is None or point.interval_method != "repetitions":
+def _rate(point: PointReport, name: str, width: int) -> str:
+    value, low_high = getattr(point, name), point.intervals.get(name)
+    if low_high is None or point.interval_method != "repetitions" or width < _WIDE:
         return f"{value:.1f}"
     return f"{value:.1f} ± {(low_high[1] - low_high[0]) / 2:.1f}"
 
 
-def render_table(report: BenchReport) -> Table:
-    """A rich table, one row per point; latencies in milliseconds as p50 / p99."""
+def _latency(point: PointReport, name: str) -> str:
+    row = point.latencies[name]
+    return " / ".join(
+        f"{value:.1f}" if value < 1000 else f"{value:.0f}" for value in (row["p50"], row["p99"])
+    )
+
+
+def _met(point: PointReport) -> str:
+    return "-" if point.attainment is None else f"{point.attainment:.1%}"
+
+
+_WIDE, _FULL = 100, 155
+# Heading, width of the terminal from which it is shown, and a point's cell at a width.
+_COLUMNS: tuple[tuple[str, int, Callable[[PointReport, int], str]], ...] = (
+    ("done", 0, lambda p, _: f"{p.completed}/{p.requests}"),
+    ("output\ntok/s", 0, lambda p, width: _rate(p, "output_throughput", width)),
+    ("total\ntok/s", _FULL, lambda p, _: f"{p.total_throughput:.1f}"),
+    ("req/s", 0, lambda p, width: _rate(p, "request_throughput", width)),
+    ("TTFT ms\np50 / p99", 0, lambda p, _: _latency(p, "ttft")),
+    ("ITL ms\np50 / p99", _WIDE, lambda p, _: _latency(p, "itl")),
+    ("TPOT ms\np50 / p99", 115, lambda p, _: _latency(p, "tpot")),
+    ("E2E ms\np50 / p99", 0, lambda p, _: _latency(p, "e2e")),
+    ("met", 0, lambda p, _: _met(p)),
+    ("tok/s\nover time", 125, lambda p, _: sparkline(p.series.get("output_tokens", ()))),
+    ("errors", 0, lambda p, _: ", ".join(f"{n}x {e}" for e, n in p.errors.items()) or "-"),
+)
+
+
+def render_table(report: BenchReport, width: int = 160) -> Table:
+    """A rich table, one row per point; latencies in milliseconds as p50 / p99.
+
+    Args:
+        width: of the terminal; a narrow one has fewer columns, so that no figure is cut.
+    """
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
@@ -161,30 +193,25 @@ def render_table(report: BenchReport) -> Table:
         f"input {report.input_tokens}, output {report.output_tokens} tokens"
     )
     table = Table(title=Text(title), title_justify="left")
+    if width < _FULL:
+        table.box, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, 0
     modes = {p.mode for p in report.points}
     table.add_column(_MODES[modes.pop()] if len(modes) == 1 else "streams or rate", justify="right")
-    for column in ("done", "output tok/s", "total tok/s", "req/s"):
-        table.add_column(column, justify="right")
-    for column in ("TTFT", "ITL", "TPOT", "E2E"):
-        table.add_column(f"{column} ms\np50 / p99", justify="right")
-    if report.objectives:
-        table.add_column("met", justify="right")
-    table.add_column("tok/s over time")
-    table.add_column("errors")
+    columns = [
+        column
+        for column in _COLUMNS
+        if column[1] <= width and (column[0] != "met" or report.objectives)
+    ]
+    for name, _, _ in columns:
+        is_text = name in ("errors", "tok/s\nover time")
+        table.add_column(
+            name,
+            justify="left" if is_text else "right",
+            no_wrap=name != "errors",
+            overflow="crop" if is_text else "ellipsis",
+        )
     for point in sorted(report.points, key=lambda p: (p.mode, p.value)):
-        cells = [f"{point.value:.4g}", f"{point.completed}/{point.requests}"]
-        cells += [
-            _value(point, "output_throughput", "output_throughput"),
-            f"{point.total_throughput:.1f}",
-            _value(point, "request_throughput", "request_throughput"),
-        ]
-        for name in ("ttft", "itl", "tpot", "e2e"):
-            row = point.latencies[name]
-            cells.append(f"{row['p50']:.1f} / {row['p99']:.1f}")
-        if report.objectives:
-            cells.append("-" if point.attainment is None else f"{point.attainment:.1%}")
-        cells.append(sparkline(point.series.get("output_tokens", ())))
-        cells.append(", ".join(f"{n}x {e}" for e, n in point.errors.items()) or "-")
+        cells = [f"{point.value:.4g}", *(cell(point, width) for _, _, cell in columns)]
         table.add_row(*map(Text, cells))
     if notes := _notes(report):
         # Plain text, so that rich does not interpret a server's message as markup.
@@ -193,12 +220,15 @@ def render_table(report: BenchReport) -> Table:
     return table
 
 
-def render_comparison(found: Comparison) -> Table:
-    """A rich table, one row per metric and point."""
+def render_comparison(found: Comparison, width: int = 160) -> Table:
+    """A rich table, one row per metric and point, for a terminal of this width."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=Text(f"A = {found.a}, B = {found.b}"), title_justify="left")
+    if width < _WIDE:
+        table.box, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, 0
     table.add_column("point")
     table.add_column("metric")
     for column in ("A", "B", "B / A", "interval"):

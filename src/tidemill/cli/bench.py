@@ -221,7 +221,8 @@ def _print(report: BenchReport) -> None:
     from tidemill.bench.report import render_table
 
     is_terminal = Console(stderr=True).is_terminal
-    Console(width=None if is_terminal else 160).print(render_table(report))
+    console = Console(width=None if is_terminal else 160)
+    console.print(render_table(report, console.width))
 
 
 def _write(
@@ -272,7 +273,7 @@ def compare_runs(
     first, second = _read((a, b))
     found = compare(first, second)
     console = Console(width=None if Console().is_terminal else 160)
-    console.print(render_comparison(found))
+    console.print(render_comparison(found, console.width))
     console.print(found.sentence(), markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(found), indent=2) + "\n")
