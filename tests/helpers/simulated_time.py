@@ -58,17 +58,17 @@ class _Pipe(asyncio.Transport):
         super().__init__()
         self.protocol = protocol
         self.peer: _Pipe
-        self._closed = False
+        self.closed = False
 
     def write(self, data: Any) -> None:
         asyncio.get_running_loop().call_soon(self.peer.protocol.data_received, bytes(data))
 
     def is_closing(self) -> bool:
-        return self._closed
+        return self.closed
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = self.peer._closed = True
+        if not self.closed:
+            self.closed = self.peer.closed = True
             loop = asyncio.get_running_loop()
             loop.call_soon(self.peer.protocol.connection_lost, None)
             loop.call_soon(self.protocol.connection_lost, None)
