@@ -4,7 +4,7 @@ import type { ComponentType, VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { loginReason } from "./api/client";
 import { connect, mayGenerate, me, readsKeys, readsMetrics, unreachable } from "./api/server";
-import { ChatView, settingsOpen } from "./chat/view";
+import { ChatView, NEW, settingsOpen } from "./chat/view";
 import { Login } from "./login";
 import { ModelsView } from "./models/view";
 import { Preferences } from "./preferences";
@@ -110,7 +110,7 @@ function onShortcut(event: KeyboardEvent): void {
   if (event.altKey && !event.ctrlKey && !event.metaKey) {
     const view = VIEWS.filter((one) => one.shown())[Number(event.code.replace("Digit", "")) - 1];
     if (view) go(view.name);
-    else if (event.code === "KeyN") go("chat");
+    else if (event.code === "KeyN") go("chat", NEW);
     else if (event.code === "KeyS") settingsOpen.value = !settingsOpen.value;
     else return;
     event.preventDefault();

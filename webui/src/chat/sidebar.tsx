@@ -10,7 +10,7 @@ import { Dialog } from "../ui/dialog";
 import { Icon, IconButton } from "../ui/icon";
 import { notify, notifyError } from "../ui/notice";
 import { go } from "../ui/route";
-import { listOpen } from "./view";
+import { NEW, listOpen } from "./view";
 
 const SHOWN = 100;
 
@@ -34,7 +34,7 @@ export function Sidebar(): VNode {
     : conversations.value;
   return (
     <nav class="sidebar" aria-label={t("chat.list")}>
-      <button type="button" class="wide" onClick={() => (go("chat"), (listOpen.value = false))}>
+      <button type="button" class="wide" onClick={() => (go("chat", NEW), (listOpen.value = false))}>
         <Icon name="plus" /> {t("chat.new")}
       </button>
       <label class="search">
@@ -64,7 +64,7 @@ export function Sidebar(): VNode {
 async function removeConversation(one: Conversation): Promise<void> {
   if (!confirm(t("chat.delete.sure", one.title))) return;
   await deleteConversation(one.id);
-  if (location.hash.endsWith(one.id)) go("chat");
+  if (location.hash.endsWith(one.id)) go("chat", NEW);
 }
 
 function Rename({ conversation, onClose }: { conversation: Conversation; onClose: () => void }): VNode {

@@ -17,23 +17,33 @@ import { modelInUse } from "./turn";
 /** So many messages are shown at once; earlier ones come when they are scrolled to. */
 const WINDOW = 40;
 
+/** The address of a conversation that is yet to begin. */
+export const NEW = "new";
+
 export const listOpen = signal(false);
 export const settingsOpen = signal(false);
 
 export function ChatView(): VNode {
   const wanted = route.value.rest;
+  const begun = useRef("");
   useEffect(() => {
+    if (wanted === NEW) {
+      startNew();
+      begun.current = current.value.id;
+    }
     void loadList().then(async () => {
-      if (!wanted) startNew();
-      else if (await openConversation(wanted)) await resumeStreams();
-      else go("chat");
+      if (!wanted || wanted === NEW) return; // the one that is open goes on, or a new one has begun
+      if (await openConversation(wanted)) await resumeStreams();
+      else go("chat", NEW);
     });
   }, [wanted]);
   // The first message of a new conversation gives it an address.
   const { id, leaf } = current.value;
   useEffect(() => {
-    if (leaf !== null && route.value.view === "chat" && route.value.rest !== id) go("chat", id, true);
-  }, [id, leaf]);
+    const { view, rest } = route.value;
+    const unnamed = rest === "" || (rest === NEW && begun.current === id);
+    if (leaf !== null && view === "chat" && unnamed) go("chat", id, true);
+  }, [id, leaf, wanted]);
   return (
     <div class={`chat${listOpen.value ? " list-open" : ""}${settingsOpen.value ? " settings-open" : ""}`}>
       <Sidebar />
@@ -68,7 +78,7 @@ function ChatHeader(): VNode {
         </select>
       </label>
       <h1 class="title" dir="auto">{current.value.title || t("chat.new")}</h1>
-      <IconButton name="plus" label={t("chat.new")} onClick={() => go("chat")} />
+      <IconButton name="plus" label={t("chat.new")} onClick={() => go("chat", NEW)} />
       <IconButton name="settings" label={t("chat.settings")} pressed={settingsOpen.value} onClick={() => (settingsOpen.value = !settingsOpen.value)} />
     </header>
   );
