@@ -15,6 +15,9 @@ from helpers.web_page import Page
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+collect_ignore = [] if os.environ.get("TIDEMILL_UI_TESTS") == "all" else ["test_smooth.py"]
+"""What takes long, or measures times, is for `make test-ui`."""
+
 CHROMIUM = shutil.which("chromium")
 
 

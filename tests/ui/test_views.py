@@ -7,6 +7,8 @@ import re
 import pytest
 from helpers.web_page import Page
 
+from tidemill.loading import bundled_models
+
 pytestmark = pytest.mark.xdist_group("ui")
 
 
@@ -25,6 +27,23 @@ def test_a_model_is_unloaded_and_loaded_again(page: Page) -> None:
     assert dialog.get_by_text("bfloat16").first.is_visible()
     page.page.keyboard.press("Escape")
     dialog.wait_for(state="detached")
+
+
+def test_an_adapter_is_loaded_used_and_unloaded(page: Page) -> None:
+    folder = bundled_models()["brook"] / "lora-verse"
+    page.go("models")
+    page.page.get_by_label("Name of the adapter").fill("verse")
+    page.page.get_by_label("Path on the server").fill(str(folder))
+    page.button("Load the adapter").click()
+    row = page.page.locator("form tr", has_text="verse")
+    row.wait_for()
+    page.go("chat")
+    page.page.get_by_role("combobox", name="Model").select_option("verse")
+    page.ask("What is the capital of France?")
+    assert page.answers.first.locator(".who").inner_text() == "verse"
+    page.go("models")
+    row.get_by_role("button", name="Unload").click()
+    row.wait_for(state="detached")
 
 
 def test_a_pull_that_fails_says_why(page: Page) -> None:

@@ -16,7 +16,7 @@ export const readsMetrics = computed(() => isAdmin.value || role.value === "metr
 
 /** Models that answer chats: those that are loaded and generate, and those of which nothing is known yet. */
 export const chatModels = computed(() =>
-  models.value.filter((card) => !card.loaded || card.tasks?.includes("generate")),
+  models.value.filter((card) => !card.loaded || !card.tasks || card.tasks.includes("generate")),
 );
 
 /** Ask the server who we are and what it serves; false where it wants a key first. */

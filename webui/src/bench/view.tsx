@@ -1,10 +1,10 @@
 /** A small benchmark of this server from this page, and its report. */
 import type { VNode } from "preact";
 import { useRef, useState } from "preact/hooks";
-import { readsMetrics } from "../api/server";
-import { chatModels } from "../api/server";
+import { chatModels, readsMetrics } from "../api/server";
 import { download } from "../data/transfer";
 import { formatNumber, formatSeconds, t } from "../text";
+import { ModelSelect } from "../ui/model-select";
 import { errorText } from "../ui/notice";
 import { measure, type BenchOptions, type Report } from "./measure";
 
@@ -44,7 +44,7 @@ export function BenchView(): VNode {
       <h1>{t("nav.bench")}</h1>
       <p>{t("bench.help")}</p>
       <form class="row" onSubmit={start}>
-        <label class="field"><span>{t("model")}</span><select value={model} onChange={(event) => setOptions({ ...options, model: event.currentTarget.value })}>{chatModels.value.map((card) => <option key={card.id}>{card.id}</option>)}</select></label>
+        <label class="field"><span>{t("model")}</span><ModelSelect value={model} onChange={(name) => setOptions({ ...options, model: name })} /></label>
         {number("requests", 200)}
         {number("concurrency", MOST_PARALLEL)}
         {number("prompt", 4000)}

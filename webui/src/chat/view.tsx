@@ -2,10 +2,11 @@
 import { signal } from "@preact/signals";
 import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { chatModels, mayGenerate } from "../api/server";
+import { mayGenerate } from "../api/server";
 import { branch, change, current, loadList, openConversation, startNew } from "../data/conversations";
 import { t } from "../text";
 import { IconButton } from "../ui/icon";
+import { ModelSelect } from "../ui/model-select";
 import { go, route } from "../ui/route";
 import { Composer } from "./composer";
 import { resumeStreams, streaming } from "./generate";
@@ -59,23 +60,13 @@ export function ChatView(): VNode {
 
 function ChatHeader(): VNode {
   const model = modelInUse();
-  const choose = (event: Event) => {
-    const { value } = event.currentTarget as HTMLSelectElement;
-    void change({ settings: { ...current.value.settings, model: value } });
-  };
+  const choose = (name: string) => void change({ settings: { ...current.value.settings, model: name } });
   return (
     <header class="bar">
       <IconButton name="menu" label={t("chat.list")} class="only-narrow" onClick={() => (listOpen.value = !listOpen.value)} />
       <label class="model">
         <span class="visually-hidden">{t("model")}</span>
-        <select value={model} onChange={choose}>
-          {chatModels.value.length === 0 ? <option value="">{t("chat.no-models")}</option> : null}
-          {chatModels.value.map((card) => (
-            <option key={card.id} value={card.id}>
-              {card.loaded ? card.id : `${card.id} (${t("models.not-loaded")})`}
-            </option>
-          ))}
-        </select>
+        <ModelSelect value={model} onChange={choose} />
       </label>
       <h1 class="title" dir="auto">{current.value.title || t("chat.new")}</h1>
       <IconButton name="plus" label={t("chat.new")} onClick={() => go("chat", NEW)} />

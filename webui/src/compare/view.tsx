@@ -15,6 +15,7 @@ import { Markdown } from "../markdown/render";
 import { formatNumber, t } from "../text";
 import { Dialog } from "../ui/dialog";
 import { IconButton } from "../ui/icon";
+import { ModelSelect } from "../ui/model-select";
 import { errorText, notifyError } from "../ui/notice";
 import { standings } from "./standings";
 
@@ -89,10 +90,10 @@ export function CompareView(): VNode {
 }
 
 function nameOf(side: Side): string {
-  const { model, adapter, system, parameters } = side.settings;
+  const { model, system, parameters } = side.settings;
   const chosen = model || chatModels.value[0]?.id || "";
   const more = Object.entries(parameters).map(([name, value]) => `${name} ${value}`);
-  return [chosen, ...(adapter ? [adapter] : []), ...more, ...(system ? [`“${system.slice(0, 30)}”`] : [])].join(", ");
+  return [chosen, ...more, ...(system ? [`“${system.slice(0, 30)}”`] : [])].join(", ");
 }
 
 async function answerSide(side: Side, prompt: string, change: (values: Partial<Side>) => void, aborts: (() => void)[]): Promise<void> {
@@ -147,9 +148,7 @@ function SideView({ side, index, onChange, onRemove }: SideProps): VNode {
     <article class="side" aria-busy={side.live} aria-label={t("compare.side", index + 1)}>
       <header class="row">
         <strong>{index + 1}</strong>
-        <select class="grow" aria-label={t("model")} value={settings.model || (chatModels.value[0]?.id ?? "")} onChange={(event) => set({ model: event.currentTarget.value })}>
-          {chatModels.value.map((card) => <option key={card.id}>{card.id}</option>)}
-        </select>
+        <ModelSelect label={t("model")} value={settings.model || (chatModels.value[0]?.id ?? "")} onChange={(model) => set({ model })} />
         <IconButton name="settings" label={t("compare.settings", index + 1)} onClick={() => setOpen(true)} />
         {onRemove ? <IconButton name="close" label={t("compare.remove", index + 1)} onClick={onRemove} /> : null}
       </header>

@@ -52,7 +52,6 @@ export interface CustomTool {
 /** What a request says beside its messages. Absent parameters are left to the model. */
 export interface Settings {
   model: string;
-  adapter?: string;
   system: string;
   parameters: Record<string, number>;
   stop: string[];

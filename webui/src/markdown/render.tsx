@@ -21,20 +21,17 @@ export function Markdown({ text, live = false }: { text: string; live?: boolean 
   const blocks = useRef<Blocks | null>(null);
   blocks.current ??= new Blocks();
   const [shown, setShown] = useState(PIECE);
-  const length = live ? text.length : Math.min(shown, text.length);
+  const behind = shown < text.length;
   useEffect(() => {
-    if (live) setShown((before) => Math.max(before, text.length));
-    else if (shown < text.length) {
-      const timer = setTimeout(() => setShown(shown + PIECE), 0);
-      return () => clearTimeout(timer);
-    }
-    return undefined;
-  }, [live, shown, text]);
-  const found = blocks.current.update(length === text.length ? text : text.slice(0, length));
+    if (!behind) return;
+    const timer = setTimeout(() => setShown((before) => before + PIECE), 0);
+    return () => clearTimeout(timer);
+  }, [behind, shown]);
+  const found = blocks.current.update(behind ? text.slice(0, shown) : text);
   return (
     <div class="markdown" dir="auto">
       {found.map(({ token }, index) => (
-        <BlockView key={index} token={token} open={live && index === found.length - 1} />
+        <BlockView key={index} token={token} open={(live || behind) && index === found.length - 1} />
       ))}
     </div>
   );

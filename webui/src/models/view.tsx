@@ -7,6 +7,7 @@ import { formatBytes, formatNumber, t, type TextKey } from "../text";
 import { IconButton } from "../ui/icon";
 import { useLoad } from "../ui/load";
 import { notifyError } from "../ui/notice";
+import { Adapters } from "./adapters";
 import { Details } from "./details";
 import { MemoryMap } from "./memory";
 import { Pull } from "./pull";
@@ -77,6 +78,7 @@ export function ModelsView(): VNode {
         </table>
       </div>
       {isAdmin.value && me.value?.library ? <Pull onDone={changed} /> : null}
+      {isAdmin.value ? <Adapters onChange={changed} /> : null}
       {isAdmin.value ? <Rollouts /> : null}
       {shown ? <Details name={shown} onClose={() => setShown("")} /> : null}
     </section>
