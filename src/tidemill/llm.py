@@ -40,7 +40,7 @@ from tidemill.generation.vectors import (
     scores_of,
 )
 from tidemill.grammar.schema import prepared as prepared_schema
-from tidemill.library.locate import Located, check_runnable, locate
+from tidemill.library.locate import Located, locate
 from tidemill.loading.kind import check_model
 from tidemill.offline.adapters import Asked, OfflineAdapters
 from tidemill.offline.opened_text import OpenedText
@@ -82,7 +82,7 @@ class LLM:
         **settings: Any,
     ) -> None:
         found = model if isinstance(model, Located) else locate(model, progress)
-        path, definition = check_runnable(found).path, found.definition
+        path, definition = found.path, found.definition
         check_model(path)
         settings.setdefault("served_name", found.name)
         for setting in ("quantize", "max_model_len"):
@@ -101,7 +101,7 @@ class LLM:
             self.defaults = opened.defaults
             self.preset = opened.preset
             self.chat_side = ChatSide.of(self.tokenizer, self.template, prepared_schema)
-            self._adapters = OfflineAdapters(self._engine)
+            self._adapters = OfflineAdapters(self._engine, definition.adapters)
             for name, folder in (adapters or {}).items():
                 self._adapters.load(name, folder)
         except BaseException:

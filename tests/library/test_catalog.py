@@ -13,7 +13,7 @@ import pytest
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.library.catalog import Library
-from tidemill.library.locate import check_runnable, locate
+from tidemill.library.locate import locate
 from tidemill.library.manifest import Definition, Manifest, StoredFile
 from tidemill.library.names import ModelName
 from tidemill.loading.locate import bundled_models
@@ -235,11 +235,3 @@ def test_the_room_imports_nothing_large() -> None:
         "print([m for m in ('numpy', 'httpx', 'huggingface_hub', 'rich') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
-def test_adapters_are_refused_by_name(library: Library) -> None:
-    made = manifest(library, "m", a=b"1")
-    library.add(msgspec.structs.replace(made, definition=Definition(adapters=("/a/lora",))))
-    with pytest.raises(TidemillError, match="the adapter /a/lora") as caught:
-        check_runnable(locate("m", library=library))
-    assert caught.value.kind == ErrorKind.UNSUPPORTED

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,3 +73,19 @@ def test_usage_is_logged_under_the_adapter(server: RealServer) -> None:
 def test_a_wrong_flag_fails_the_start(flag: str, message: str) -> None:
     with pytest.raises(RuntimeError, match=message), RealServer("brook", "--adapter", flag):
         pass
+
+
+def test_a_created_model_has_its_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tidemill import LLM, SamplingParams
+
+    monkeypatch.setenv("TIDEMILL_HOME", str(tmp_path))
+    (tmp_path / "Modelfile").write_text(f"FROM brook\nADAPTER {BROOK / 'lora-verse'}\n")
+    create = [sys.executable, "-m", "tidemill", "create", "poet", "-f", str(tmp_path / "Modelfile")]
+    subprocess.run(create, check=True, capture_output=True)
+    ask = [{"role": "user", "content": ASK}]
+    with LLM("poet") as llm:
+        wanted = llm.chat(ask, SamplingParams(temperature=0, max_tokens=60))[0].outputs[0].text
+    assert "Thus sang the brook" in wanted
+    with RealServer("brook", "poet") as server:
+        assert answer(server, "poet") == wanted and "Thus sang" not in answer(server, "brook")
+        assert {m["id"] for m in server.http.get("/v1/models").json()["data"]} == {"brook", "poet"}

@@ -66,12 +66,6 @@ def create(
     with progress_bar() as on_progress:
         entry = create_model(name, recipe, Library.open(), on_progress)
     click.echo(f"{entry.name} is in the library, made from {recipe.base}")
-    if entry.definition.adapters:
-        click.echo(
-            "adapters are not applied while serving yet: the model cannot be run or served; "
-            "tidemill convert MODEL OUT --merge ADAPTER writes one that can",
-            err=True,
-        )
 
 
 def _of_file(path: Path) -> Recipe:

@@ -251,12 +251,12 @@ def _same(opening: Opening) -> Opening:
 def _open(model: ModelSettings, say: Say) -> Opening:
     """Locate a model and check its settings."""
     from tidemill.base.files import opened_files
-    from tidemill.library.locate import check_runnable, locate
+    from tidemill.library.locate import locate
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import check_model
     from tidemill.server.host.engine_loader import Opening
 
-    found = check_runnable(locate(with_options(model.source, model.file, model.revision), say))
+    found = locate(with_options(model.source, model.file, model.revision), say)
     check_model(found.path)
     definition = found.definition
     own = {
@@ -272,11 +272,11 @@ def _open(model: ModelSettings, say: Say) -> Opening:
         "auto",
         "auto",
     ):
-        return Opening(config, load_text)
+        return Opening(config, load_text, definition.adapters)
     # These settings may be invalid: check them before the weights are loaded.
     with opened_files() as opened:
         checked = dataclasses.replace(load_text(), files=tuple(opened.values()))
-    return Opening(config, lambda: checked)
+    return Opening(config, lambda: checked, definition.adapters)
 
 
 def load_text_side(model: Located, settings: ModelSettings, say: Say) -> TextSide:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidemill.base.errors import ErrorKind, TidemillError, unsupported
+from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.library.home import default_home, has_models
 from tidemill.library.manifest import EMPTY, Definition
 from tidemill.loading.hub import Say
@@ -51,7 +51,7 @@ def locate(
 
     Raises:
         TidemillError: NOT_FOUND for an unknown name; MODEL_FILE for files of the library that are
-            gone; UNSUPPORTED for a model with adapters; see also `loading.locate`.
+            gone; see also `loading.locate`.
     """
     if library is None and has_models(default_home()):
         # Imported here, because most starts name no model of the library.
@@ -73,19 +73,3 @@ def locate(
         message = f"{error.message}; the library has {near[0]}"
         raise TidemillError(error.kind, message, param=error.param) from None
     return Located(path, name)
-
-
-def check_runnable(located: Located) -> Located:
-    """The model, if an engine can apply its whole definition.
-
-    Raises:
-        TidemillError: UNSUPPORTED, naming the first adapter.
-    """
-    for adapter in located.definition.adapters:
-        raise unsupported(
-            "adapters",
-            f"{located.name} has the adapter {adapter}, and adapters are not applied while "
-            "serving yet; merge it (tidemill convert MODEL OUT --merge ADAPTER) and create the "
-            "model from OUT",
-        )
-    return located

@@ -17,11 +17,20 @@ Asked = str | Mapping[str, float] | None
 
 
 class OfflineAdapters:
-    """The adapters of an engine in this process."""
+    """The adapters of an engine in this process.
 
-    def __init__(self, engine: InprocEngine) -> None:
+    Args:
+        engine: loads them.
+        applied: paths of adapters that every request has, without a name.
+    """
+
+    def __init__(self, engine: InprocEngine, applied: Sequence[str] = ()) -> None:
         self._engine = engine
         self._table = AdapterTable()
+        self._applied: dict[str, float] = {}  # part of the model
+        for i, path in enumerate(applied):
+            self.load(name := f"applied/{i}", path)
+            self._applied[name] = 1.0
 
     def load(self, name: str, path: str | Path, *, pinned: bool = False) -> AdapterInfo:
         """Verify an adapter and register it; see `LLM.load_adapter`."""
@@ -39,7 +48,8 @@ class OfflineAdapters:
 
     def uses(self, asked: Asked) -> tuple[AdapterUse, ...]:
         """What a request carries."""
-        return self._table.uses(asked)
+        named = {asked: 1.0} if isinstance(asked, str) else asked or {}
+        return self._table.uses({**self._applied, **named})
 
     def per_prompt(self, asked: Any, count: int) -> list[tuple[AdapterUse, ...]]:
         """Of one for all prompts or a list of one for each."""

@@ -36,6 +36,7 @@ class ModelAdapters:
 
     def __init__(self, declared: Mapping[str, str] | None = None) -> None:
         self.scales: dict[str, float] = {}
+        self._applied: tuple[str, ...] = ()  # names of those that are part of the model
         self._table = AdapterTable()
         self._declared: dict[str, str] = {}  # paths of those that are not verified yet
         self._ids: dict[str, int] = {}
@@ -58,6 +59,18 @@ class ModelAdapters:
             elif found.use.path != str(Path(path).expanduser().absolute()):
                 self._table.remove(name)
                 self.declare(name, path)
+
+    def apply(self, paths: Sequence[str]) -> None:
+        """Adapters that are part of the model: every request has them, and they have no names."""
+        self._applied = tuple(f"applied/{path.strip('/')}"[:120] for path in paths)
+        for name, path in zip(self._applied, paths, strict=True):
+            if self._table.get(name) is None:
+                self._declared[name] = path
+
+    @property
+    def always(self) -> bool:
+        """Whether requests have adapters that name none."""
+        return bool(self.scales or self._applied)
 
     def _number(self, name: str) -> None:
         if name not in self._ids:
@@ -107,7 +120,8 @@ class ModelAdapters:
         info = await client.check_adapter(AdapterUse(name, folder, pinned=pinned))
         before = self._table.put(name, folder, info, pinned=pinned, created=int(wall()))
         self._declared.pop(name, None)
-        self._number(name)
+        if name not in self._applied:
+            self._number(name)
         if before is not None and not self._table.needs(before.use.digest):
             client.drop_adapter(before.use.digest)
         found = self._table.get(name)
@@ -151,7 +165,7 @@ class ModelAdapters:
         Raises:
             TidemillError: NOT_FOUND, BAD_REQUEST, or why a declared one cannot be used.
         """
-        scales = self.named(asked)
+        scales = {**dict.fromkeys(self._applied, 1.0), **self.named(asked)}
         for name in [name for name in scales if name in self._declared]:
             async with self._loading:
                 if name in self._declared:
@@ -166,8 +180,10 @@ async def adapted(
     """A leased model with the adapter that its name means, or those that are always applied."""
     adapters = routed.slot.adapters
     async with lease as model:
-        asked = routed.adapter or adapters.scales
-        uses = await adapters.uses(model.client, asked)
+        uses = await adapters.uses(model.client, routed.adapter or adapters.scales)
+        if not uses and routed.called is None:
+            yield model
+            return
         yield dataclasses.replace(model, adapters=uses, called=routed.called or model.called)
 
 

@@ -80,10 +80,12 @@ class Opening:
     Attributes:
         config: the engine's configuration.
         load_text: opens tokenizer and template; runs in a thread while the engine loads.
+        applied: paths of adapters that are part of the model.
     """
 
     config: EngineConfig
     load_text: Callable[[], TextSide]
+    applied: tuple[str, ...] = ()
 
 
 Serve = Callable[[SupervisedEngine, TextSide, EngineConfig], "ServedModel"]
@@ -158,7 +160,9 @@ class EngineLoader:
         if mismatch is not None:
             await engine.close()
             raise model_file_error(mismatch)
-        return EngineLoaded(engine, self._serve(engine, text, opening.config))
+        served = self._serve(engine, text, opening.config)
+        served.applied = opening.applied
+        return EngineLoaded(engine, served)
 
     async def describe(self) -> Described:
         """See `slot.Loader`."""

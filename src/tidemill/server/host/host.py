@@ -336,7 +336,8 @@ class ModelHost:
         lease = self._lease(routed.slot, keep_alive, partial(unusable, routed.slot.name))
         if self.versions is not None:
             lease = self.versions.lease(routed, lease)
-        if routed.adapter is None and not routed.slot.adapters.scales:
+        known = routed.slot.loaded is not None  # else a model may turn out to have some
+        if routed.adapter is None and known and not routed.slot.adapters.always:
             return lease
         return adapted(routed, lease)
 
@@ -644,6 +645,7 @@ class ModelHost:
 
     def _open(self, slot: Slot, loaded: Loaded) -> None:
         slot.state, slot.loaded, slot.error = State.LOADED, loaded, None
+        slot.adapters.apply(loaded.served.applied)
         loaded.on_end(partial(self._note_end, slot, loaded))
         slot.last_used = self._clock()
         self._reopen(slot)

@@ -42,6 +42,7 @@ class ServedModel:
         config_digest: identity of the engine's configuration; part of the fingerprint.
         pipeline: answers instead of an engine, whose place `client` then only takes; else None.
         called: of a version, the name that one request asked for; None: its own.
+        applied: paths of adapters that are part of it.
         adapters: what the name that one request asked for means beside the model.
         watch: measures one request that is answered, for the comparison of versions.
         explain: what happens to its requests is noted, so that it can be told.
@@ -63,6 +64,7 @@ class ServedModel:
     watch: Watch | None = None
     explain: bool = False
     adapters: tuple[AdapterUse, ...] = ()
+    applied: tuple[str, ...] = ()
 
     @property
     def info(self) -> EngineInfo:
