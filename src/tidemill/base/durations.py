@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_SECONDS_OF = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_SECONDS_OF = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _PART = r"(?:(\d+(?:\.\d+)?){})?"
 _WRITTEN = re.compile(
-    "(-?)" + "".join(_PART.format(u) for u in ("h", "m(?!s)", "s", "ms")), re.ASCII
+    "(-?)" + "".join(_PART.format(u) for u in ("d", "h", "m(?!s)", "s", "ms")), re.ASCII
 )
 
 
