@@ -35,7 +35,7 @@ TIGHT = {"kv_memory": 3 * 2**19, "max_model_len": 256, "block_size": 16, "prefix
 def test_answers_are_those_of_single_steps(
     plain: Brook, drafter: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "search", lambda backend, bos: Found((2, 4), 0.8, 1.1))
+    monkeypatch.setattr(opening, "search", lambda backend, starts: Found((2, 4), 0.8, 1.1))
     requests = batch(plain)
     want = [told([plain.run([one])[0]])[0] for one in requests]
     engine = Brook(speculate=drafter, packed_cache="off", **how)
@@ -65,7 +65,7 @@ def test_sampled_drafts_come_true(backend: str) -> None:
 
 def test_layers_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([Found((1, 3), 0.5, 1.1)])
-    monkeypatch.setattr(opening, "search", lambda backend, bos: next(found))
+    monkeypatch.setattr(opening, "search", lambda backend, starts: next(found))
     options = {"speculate": "skip", "packed_cache": str(tmp_path)}
     for _ in range(2):
         engine = Brook(**options)  # type: ignore[arg-type]
@@ -74,3 +74,23 @@ def test_layers_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         engine.close()
     with pytest.raises(StopIteration):
         Brook(**options, quantize="q8_0")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drafter", [DRAFT, MEDUSA])
+def test_what_happens_to_the_models_memory_happens_to_drafters(drafter: str) -> None:
+    engine = Brook(speculate=drafter, prefix_caching=False)  # what is emptied is not found
+    (want,) = engine.ask(STORY, max_tokens=60)
+    executor = engine.core._executor
+    for change in (
+        executor.empty_cache,
+        executor.release_weights,
+        executor.restore_weights,
+        lambda: executor.limit_cache(20),
+        lambda: executor.limit_cache(60),
+    ):
+        before = engine.stats().drafts_accepted
+        change()
+        if change != executor.release_weights:  # then nothing is computed
+            assert engine.ask(STORY, max_tokens=60)[0].tokens == want.tokens
+            assert engine.stats().drafts_accepted > before + 10
+    engine.close()

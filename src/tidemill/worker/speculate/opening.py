@@ -30,7 +30,7 @@ from tidemill.worker.speculate.layers import Found, search
 from tidemill.worker.speculate.medusa import MedusaDrafter
 from tidemill.worker.speculate.model import ModelDrafter
 from tidemill.worker.speculate.skip import SkipDrafter
-from tidemill.worker.speculate.vocabulary import difference
+from tidemill.worker.speculate.vocabulary import difference, special_ids
 
 _log = get_logger(__name__)
 
@@ -129,9 +129,9 @@ def load_skip(config: EngineConfig, opened: Opened, runner: Runner, progress: Pr
     found = kept.find()
     if found is None:
         begun = monotonic()
-        ends = opened.files.bos_token_id, *opened.files.eos_token_ids, 0
-        bos = next(t for t in ends if t is not None and 0 <= t < spec.vocab_size)
-        found = search(backend, bos)
+        first, special = opened.files.bos_token_id, special_ids(opened.files.tokenizer)
+        starts = [*([] if first is None else [first]), *special, 0]
+        found = search(backend, [t for t in starts if 0 <= t < spec.vocab_size])
         kept.keep(found)
         progress(f"searched layers to draft without: {monotonic() - begun:.1f} s")
     progress(found.told(len(spec.layers)))

@@ -12,6 +12,7 @@ from tidemill.base.tokenizer_data import TokenizerData
 class _Added(msgspec.Struct):
     id: int
     content: str
+    special: bool = False
 
 
 class _Model(msgspec.Struct):
@@ -39,6 +40,21 @@ def token_strings(data: TokenizerData) -> dict[int, str]:
     if data.gguf is not None:
         return dict(enumerate(data.gguf.get("tokenizer.ggml.tokens", ())))
     return {}
+
+
+_CONTROL = 3  # of GGUF's types of tokens
+
+
+def special_ids(data: TokenizerData) -> list[int]:
+    """Ids of the tokens that are no text (ends, turns), in ascending order."""
+    if data.tokenizer_json is not None:
+        try:
+            file = msgspec.json.decode(data.tokenizer_json, type=_Tokenizer)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return []
+        return sorted(added.id for added in file.added_tokens if added.special)
+    types = (data.gguf or {}).get("tokenizer.ggml.token_type", ())
+    return [i for i, kind in enumerate(types) if kind == _CONTROL]
 
 
 def difference(one: TokenizerData, other: TokenizerData) -> str:
