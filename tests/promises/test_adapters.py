@@ -89,3 +89,25 @@ def test_a_created_model_has_its_adapter(tmp_path: Path, monkeypatch: pytest.Mon
     with RealServer("brook", "poet") as server:
         assert answer(server, "poet") == wanted and "Thus sang" not in answer(server, "brook")
         assert {m["id"] for m in server.http.get("/v1/models").json()["data"]} == {"brook", "poet"}
+
+
+def test_drafts_and_grammars_change_no_answer_of_an_adapter() -> None:
+    from tidemill import LLM, SamplingParams
+
+    ask = [{"role": "user", "content": ASK}]
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}
+    schema |= {"required": ["a"], "additionalProperties": False}
+    adapters = {"verse": BROOK / "lora-verse", "ripple": BROOK / "lora-ripple"}
+    names = [None, "verse", "ripple", {"verse": 0.5, "ripple": 0.25}] * 2
+    found = []
+    for speculate in ("off", "lookup"):
+        with LLM("brook", adapters=adapters, speculate=speculate) as llm:
+            params = SamplingParams(temperature=0, max_tokens=60)
+            free = llm.chat([ask] * len(names), params, adapter=names)
+            bound = llm.chat([ask] * len(names), params, adapter=names, guided_json=schema)
+            found.append([out.outputs[0].token_ids for out in (*free, *bound)])
+            for out in bound:
+                text = out.outputs[0].text
+                assert text.startswith("{") and text.rstrip().endswith("}"), text
+    assert found[0] == found[1]
+    assert found[0][:4] == found[0][4:8] and len({tuple(ids) for ids in found[0][:4]}) >= 3
