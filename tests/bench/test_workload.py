@@ -60,6 +60,9 @@ def test_a_replayed_trace_shares_what_its_hashes_share(tmp_path: Path) -> None:
     assert (len(one), len(two)) == (1100, 1300)
     assert one[:1024] == two[:1024] and one[1024:1028] != two[1024:1028]
     assert workload.clipped == 1
+    again = [workload.conversation().prompt(s.turns[0]).text() for s in workload.replay(1.0)]
+    assert again[0].split()[:4] != one[:4]  # no cache knows what is replayed again
+    assert again[0].split()[:1024] == again[1].split()[:1024]
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,8 @@ def _rate(point: PointReport, name: str, width: int) -> str:
 
 def _latency(point: PointReport, name: str) -> str:
     row = point.latencies[name]
+    if math.isnan(row["p50"]):
+        return "-"
     return " / ".join(
         f"{value:.1f}" if value < 1000 else f"{value:.0f}" for value in (row["p50"], row["p99"])
     )

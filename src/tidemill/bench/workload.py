@@ -6,7 +6,7 @@ Equal seeds give equal workloads.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from tidemill.bench.options import BenchOptions
 from tidemill.bench.trace_files import TraceRequest, read_trace
 from tidemill.bench.words import Segment, Vocabulary
 
-_OWN_KEYS = 1 << 22  # above the block ids of traces and the groups of prefixes
+_OWN_KEYS = 1 << 22  # above the groups of prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,13 @@ class Workload:
             yield Session(self._turns(options.turns), due)
 
     def replay(self, speed: float) -> Iterator[Session]:
-        """The trace's requests, `requests` at most."""
+        """The trace's requests, `requests` at most. Blocks with equal hashes are equal within a
+        replay and new in the next one, so that no cache knows them."""
+        blocks: dict[int, int] = {}
         for request in self.trace[: self._options.requests]:
             given, wanted = self._clip(request.input_tokens, request.output_tokens)
-            segments = _cut(request.prefix, given) or (self._own(given),)
+            prefix = [self._block(segment, blocks) for segment in request.prefix]
+            segments = _cut(prefix, given) or (self._own(given),)
             yield Session((Turn(segments, given, wanted),), request.due / speed)
 
     def _arrivals(self) -> random.Random:
@@ -128,6 +131,11 @@ class Workload:
     def _own(self, length: int) -> Segment:
         self._next_key += 1
         return Segment(self._next_key, length)
+
+    def _block(self, segment: Segment, blocks: dict[int, int]) -> Segment:
+        if segment.key not in blocks:
+            blocks[segment.key] = self._own(0).key
+        return Segment(blocks[segment.key], segment.length)
 
     def _clip(self, given: int, wanted: int) -> tuple[int, int]:
         options = self._options
@@ -150,7 +158,7 @@ class Workload:
         return tuple(turns)
 
 
-def _cut(segments: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:
+def _cut(segments: Iterable[Segment], length: int) -> tuple[Segment, ...]:
     """The first `length` tokens of a prompt."""
     kept: list[Segment] = []
     for segment in segments:
