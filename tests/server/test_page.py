@@ -116,3 +116,11 @@ def test_the_page_needs_no_key_and_the_api_does() -> None:
 def test_without_keys_everybody_is_an_administrator(base_url: str) -> None:
     found = httpx.get(f"{base_url}/admin/whoami").json()
     assert (found["role"], found["keys"], found["database"]) == ("admin", False, False)
+
+
+def test_a_server_without_the_page() -> None:
+    context = fake_context(ScriptedEngine())
+    context.page = False
+    with serving(context) as url:
+        assert httpx.get(url, headers=HTML).json()["server"] == "tidemill"
+        assert httpx.get(f"{url}/webui/icon.svg").status_code == 404

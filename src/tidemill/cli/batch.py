@@ -36,6 +36,7 @@ _OF_A_SERVER = frozenset(
             "content",
             "recent_requests",
             "keep_explanations",
+            "page",
             "api_key",
             "api_keys",
             "require_keys",

@@ -67,6 +67,7 @@ def serve(
     keep_alive: str | None = options.SERVER["keep_alive"],
     stall_timeout: float = options.SERVER["stall_timeout"],
     drain_timeout: float = options.SERVER["drain_timeout"],
+    page: str = options.SERVER["page"],
     resumable_streams: bool = options.SERVER["resumable_streams"],
     database: str | None = options.SERVER["database"],
     database_outage: str = options.SERVER["database_outage"],

@@ -126,6 +126,7 @@ def serve_options(
         grpc=None if server.grpc_port is None else (server.host, server.grpc_port),
         source=source,
         home=default_home(),
+        page=server.page == "on",
         resumable_streams=server.resumable_streams,
         keep_content=server.content == "database",
         database=database,

@@ -162,6 +162,11 @@ SERVER = (
         "kept in memory alone.",
         Apply.SERVER,
     ),
+    Setting(
+        *("page", kinds.choice(("on", "off")), "on"),
+        "The page for people at `/`; its files need no key and say nothing of the server.",
+        Apply.SERVER,
+    ),
 )
 
 ADMISSION = (

@@ -122,7 +122,8 @@ def build_app(
         own_hosts=security.own_hosts,
         region=security.region,
     )
-    protected = PageMiddleware(protected)
+    if context.page:
+        protected = PageMiddleware(protected)
     if security.cors_origins:
         # Outside authentication: a browser sends its preflight request without a key.
         protected = CORSMiddleware(

@@ -44,6 +44,7 @@ class ServerContext:
         host: the models.
         quotas: limits on what clients use; None: nothing is limited.
         state_folder: where the state of rollouts is kept over restarts; None: nowhere.
+        page: browsers get the page for people at `/`.
         resumable: streams of events can be resumed although their requests do not ask for it.
         manager: changes which models there are; None: they stay.
         storage: the database; None: `--database none`.
@@ -65,6 +66,7 @@ class ServerContext:
     build: str = ""
     host: ModelHost = field(default_factory=ModelHost)
     state_folder: Path | None = None
+    page: bool = True
     resumable: bool = False
     bodies: Bodies = field(init=False)
     shared: SharedBounds = field(init=False)

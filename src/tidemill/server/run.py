@@ -79,6 +79,7 @@ class ServeOptions:
         database: where keys, limits, usage and audit are kept; None: nowhere.
         home: ``TIDEMILL_HOME``, where requests are recorded before they are in the database; None:
             they are not recorded.
+        page: see `ServerContext.page`.
         resumable_streams: see `ServerContext.resumable`.
         keep_content: stored responses and conversations are kept in the database.
         prices: of models.
@@ -104,6 +105,7 @@ class ServeOptions:
     source: Source | None = None
     database: Location | None = None
     home: Path | None = None
+    page: bool = True
     resumable_streams: bool = False
     keep_content: bool = False
     prices: Prices = field(default_factory=Prices)
@@ -228,6 +230,7 @@ class _Assembly:
                 state_folder=options.state_folder,
                 keys=options.security.keys,
                 home=options.home,
+                page=options.page,
                 resumable=options.resumable_streams,
             )
             if options.database is not None:
