@@ -21,7 +21,7 @@ from tidemill.contract.plan import MOST_CONFIDENT, NewSequence
 from tidemill.contract.sampling import SamplingParams
 from tidemill.loading import bundled_models, open_model
 from tidemill.worker.load import load_worker
-from tidemill.worker.speculate import model
+from tidemill.worker.speculate import model, rounds
 from tidemill.worker.speculate.drafter import NOTHING, Proposal, Wanted
 from tidemill.worker.speculate.model import ModelDrafter
 
@@ -61,7 +61,8 @@ def backend() -> Iterator[Counted]:
 
 
 @pytest.fixture
-def drafter(backend: Counted) -> ModelDrafter:
+def drafter(backend: Counted, monkeypatch: pytest.MonkeyPatch) -> ModelDrafter:
+    monkeypatch.setattr(rounds, "UNLIKELY", -1e9)  # a random model is sure of nothing
     return ModelDrafter(backend, CONTEXT, BLOCKS, VOCAB)  # type: ignore[arg-type]
 
 
@@ -123,6 +124,23 @@ def test_long_texts_are_read_in_parts(
     assert backend.tokens == [16, 16]
     assert list(ask(drafter, text).token_ids) == greedy(text, 3)
     assert backend.tokens == [16, 16, 10, 1, 1]
+
+
+def test_unlikely_chains_end_early(
+    drafter: ModelDrafter, backend: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = [*PROMPT, 7]
+    for seq_id in (1, 2):
+        begin(drafter, seq_id, text)
+    unsure = Wanted(1, np.array(text, np.int32), 6, least=MOST_CONFIDENT)
+    sure = Wanted(2, np.array(text, np.int32), 4)
+    found = drafter.propose([unsure, sure])
+    assert found[0] == NOTHING and list(found[1].token_ids) == greedy(text, 4)
+    # The first is known to be unsure when the second step is on its way.
+    assert backend.tokens == [82, 2, 1, 1]
+    monkeypatch.setattr(rounds, "UNLIKELY", -0.1)
+    backend.tokens.clear()
+    assert len(ask(drafter, text, 6, seq_id=2).token_ids) == 2 and backend.tokens == [1, 1]
 
 
 def test_several_sequences_in_one_step(drafter: ModelDrafter, backend: Counted) -> None:

@@ -88,7 +88,7 @@ class MedusaDrafter:
             tokens[shared], logprobs[shared] = (a.reshape(len(shared), -1) for a in found)
         vocab = self._backend.spec.vocab_size
         proposals = {
-            one.seq_id: _proposal(tokens[: one.most, i], logprobs[:, i], vocab)
+            one.seq_id: _proposal(one, tokens[: one.most, i], logprobs[:, i], vocab)
             for i, one in enumerate(asked)
         }
         return [proposals.get(one.seq_id, NOTHING) for one in wanted]
@@ -188,9 +188,11 @@ class MedusaDrafter:
             output.close()
 
 
-def _proposal(tokens: Int32, logprobs: Float32, vocab: int) -> Proposal:
+def _proposal(one: Wanted, tokens: Int32, logprobs: Float32, vocab: int) -> Proposal:
     count = 0
     while count < len(tokens) and 0 <= tokens[count] < vocab:
         count += 1
     confidence = tuple(confidence_of(float(value)) for value in logprobs[:count])
+    if confidence and confidence[0] < one.least:
+        return NOTHING
     return Proposal(tuple(tokens[:count].tolist()), confidence=confidence)

@@ -123,7 +123,8 @@ class ModelDrafter:
             state.known = len(one.tokens)
         finished, self._finished = tuple(self._finished), []
         ends = {one.seq_id: len(one.tokens) for one in wanted}
-        found = self._rounds.draft(rows, ends, lengths, new=tuple(new), finished=finished)
+        least = {one.seq_id: one.least for one in wanted}
+        found = self._rounds.draft(rows, ends, lengths, least, new=tuple(new), finished=finished)
         for row in rows:
             self._states[row.seq_id].computed = row.start + row.count
         return [self._end(one, found.get(one.seq_id, [])) for one in wanted]
@@ -218,7 +219,7 @@ class ModelDrafter:
         state, count = self._states[one.seq_id], len(one.tokens)
         if state.known != count:
             return NOTHING  # it had no row
-        drafts, confidence = drafts_of(results, self._vocab)
+        drafts, confidence = drafts_of(results, self._vocab, one.least)
         if results:
             state.computed = count + max(0, len(drafts) - 1)
         state.drafts = drafts

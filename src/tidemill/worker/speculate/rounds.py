@@ -15,6 +15,9 @@ from tidemill.contract.plan import (
 )
 from tidemill.worker.runner import Runner, RunnerHandle
 
+UNLIKELY = math.log(0.2)
+"""Log-probability of a chain under the drafter, below which nothing is added to it."""
+
 
 class Rounds:
     """Draws drafts from a model in a runner.
@@ -32,6 +35,7 @@ class Rounds:
         rows: Sequence[Row],
         ends: Mapping[int, int],
         lengths: Mapping[int, int],
+        least: Mapping[int, int],
         new: tuple[NewSequence, ...] = (),
         finished: tuple[int, ...] = (),
     ) -> dict[int, list[RowResult]]:
@@ -41,7 +45,9 @@ class Rounds:
         Args:
             rows: of the first step.
             ends: by sequence, its known tokens.
-            lengths: by sequence with a sampling row, drafts wanted.
+            lengths: by sequence with a sampling row, drafts wanted. A chain ends earlier where all
+                of it is unlikely to come true (`UNLIKELY`).
+            least: by sequence, see `Wanted`.
             new, finished: see `StepPlan`.
 
         Returns:
@@ -50,20 +56,36 @@ class Rounds:
         found: dict[int, list[RowResult]] = {}
         if not rows:
             return found
+        left, logprobs = dict(lengths), dict.fromkeys(lengths, 0.0)
+
+        def take(handle: RunnerHandle) -> None:
+            for result in handle.result().rows:
+                if not result.token_ids:
+                    continue
+                seq_id, chain = result.seq_id, found.setdefault(result.seq_id, [])
+                chain.append(result)
+                logprobs[seq_id] += _logprob(result)
+                total = logprobs[seq_id]
+                unsure = len(chain) == 1 and confidence_of(total) < least[seq_id]
+                if unsure or total < UNLIKELY:
+                    left[seq_id] = 0
+
         plans: list[StepPlan] = []
         handles: list[RunnerHandle] = []
         try:
             for i in range(max([1, *lengths.values()])):
                 if i:
-                    rows = _rows_of_round(i, ends, lengths, plans[-1].step_id)
+                    rows = _rows_of_round(i, ends, left, plans[-1].step_id)
                     new, finished = (), ()
+                    if not rows:
+                        break
                 self._steps += 1
                 plan = StepPlan(step_id=self._steps, rows=tuple(rows), new=new, finished=finished)
                 plans.append(plan)
                 handles.append(self._runner.submit(plan))
                 if i:
-                    _take(handles[i - 1], found)
-            _take(handles[-1], found)
+                    take(handles[i - 1])
+            take(handles[-1])
         except Exception:
             self._abandon(plans, handles)
             raise
@@ -80,17 +102,20 @@ class Rounds:
             self._runner.rollback(plan)
 
 
-def drafts_of(results: Sequence[RowResult], vocab: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def drafts_of(
+    results: Sequence[RowResult], vocab: int, least: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The drafts of a sequence's sampled positions, as far as they are tokens of the target's, and
-    their confidence (`RowResult.confidence`)."""
+    their confidence (`RowResult.confidence`). Nothing where the first is not certain enough."""
+    if results and results[0].token_ids and confidence_of(_logprob(results[0])) < least:
+        return (), ()
     drafts: list[int] = []
     confidence: list[int] = []
     for result in results:
         if not result.token_ids or result.token_ids[0] >= vocab:
             break
         drafts.append(result.token_ids[0])
-        assert result.logprobs is not None
-        confidence.append(confidence_of(result.logprobs[0].logprob))
+        confidence.append(confidence_of(_logprob(result)))
     return tuple(drafts), tuple(confidence)
 
 
@@ -116,7 +141,6 @@ def _rows_of_round(
     ]
 
 
-def _take(handle: RunnerHandle, found: dict[int, list[RowResult]]) -> None:
-    for result in handle.result().rows:
-        if result.token_ids:
-            found.setdefault(result.seq_id, []).append(result)
+def _logprob(result: RowResult) -> float:
+    assert result.logprobs is not None
+    return result.logprobs[0].logprob

@@ -83,19 +83,20 @@ class SkipDrafter:
         ends = {one.seq_id: len(one.tokens) for one in wanted}
         rows = [_row(one) for one in wanted if one.seq_id in lengths]
         try:
-            found = self._rounds.draft(rows, ends, lengths)
+            least = {one.seq_id: one.least for one in wanted}
+            found = self._rounds.draft(rows, ends, lengths, least)
         finally:
             for one in wanted:  # drafts are not known tokens
                 self._sequences.length[self._sequences.slot(one.seq_id)] = len(one.tokens)
-        return [self._proposal(found.get(one.seq_id, [])) for one in wanted]
+        return [self._proposal(one, found.get(one.seq_id, [])) for one in wanted]
 
     def _room(self, one: Wanted) -> int:
         """Drafts that the blocks of a sequence have room for: each but the last is computed."""
         blocks = -(-one.end // self._size)
         return min(one.most, blocks * self._size - len(one.tokens) + 1)
 
-    def _proposal(self, results: list[RowResult]) -> Proposal:
-        drafts, confidence = drafts_of(results, self._vocab)
+    def _proposal(self, one: Wanted, results: list[RowResult]) -> Proposal:
+        drafts, confidence = drafts_of(results, self._vocab, one.least)
         return Proposal(drafts, confidence=confidence)
 
 
