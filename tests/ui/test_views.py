@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -53,6 +54,66 @@ def test_a_pull_that_fails_says_why(page: Page) -> None:
     page.button("Pull").click()
     page.page.locator(".notice.bad").wait_for()
     assert "no-such-folder-of-models" in page.page.locator(".notice.bad").inner_text()
+
+
+def test_a_model_is_pulled_into_the_library_and_its_versions_are_rolled_out(page: Page) -> None:
+    folder = bundled_models()["brook"]
+    page.go("models")
+    for name in ("river@1", "river@2"):
+        page.page.get_by_label("From", exact=True).fill(str(folder))
+        page.page.get_by_label("Name (optional)").fill(name)
+        page.button("Pull").click()
+        page.page.get_by_text(f"{name} is in the library.").wait_for()
+        page.page.locator("tr", has_text=name).first.wait_for()
+    card = page.page.locator("article.card", has_text="river")
+    card.get_by_label("New version").select_option("2")
+    card.get_by_role("button", name="Start a canary").click()
+    card.get_by_text("% of the traffic").wait_for()
+    assert card.get_by_role("row", name=re.compile("^river@2|^2")).count() >= 1
+    card.get_by_role("button", name="Promote").click()
+    card.get_by_role("button", name="Start a canary").wait_for()
+    for name in ("river@1", "river@2"):
+        page.page.once("dialog", lambda dialog: dialog.accept())
+        page.button(f"Remove {name} from the library").click()
+        page.page.locator("tr", has_text=name).first.wait_for(state="detached")
+
+
+def test_a_batch_is_begun_and_its_results_are_there(page: Page) -> None:
+    body = {"messages": [{"role": "user", "content": "What is 1 + 1?"}], "max_tokens": 8}
+    lines = [
+        {"custom_id": f"a{n}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for n in range(3)
+    ]
+    page.go("admin/batches")
+    page.page.get_by_text("No batches of this key.").wait_for()
+    page.page.locator("input[accept='.jsonl']").set_input_files(
+        {
+            "name": "lines.jsonl",
+            "mimeType": "application/jsonl",
+            "buffer": "\n".join(map(json.dumps, lines)).encode(),
+        }
+    )
+    with page.page.expect_download() as results:
+        page.button("Results").click(timeout=30_000)
+    assert len(results.value.path().read_text().splitlines()) == 3
+
+
+def test_behind_a_path_prefix(page: Page) -> None:
+    prefix = f"{page.url}/some/where"
+    page.page.route(
+        f"{prefix}/**",
+        lambda route: route.continue_(url=route.request.url.replace("/some/where", "")),
+    )
+    outside: list[str] = []
+    page.page.on(
+        "request",
+        lambda request: None if request.url.startswith(prefix) else outside.append(request.url),
+    )
+    page.page.goto(f"{prefix}/")
+    page.ask("What is 1 + 1?")
+    page.go("machine")
+    page.page.get_by_text("Tokens per second").wait_for()
+    assert outside == []
 
 
 def test_the_machine_is_live_and_explains_a_request(page: Page) -> None:

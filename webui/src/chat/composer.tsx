@@ -12,7 +12,14 @@ import { send } from "./turn";
 const MAX_FILE = 1024 * 1024;
 
 export function Composer(): VNode {
-  const [text, setText] = useState("");
+  // What is being written outlives a reload of the tab.
+  const key = `tidemill.draft.${current.value.leaf === null ? "new" : current.value.id}`;
+  const [text, setDraft] = useState(() => sessionStorage.getItem(key) ?? "");
+  const setText = (value: string) => {
+    setDraft(value);
+    if (value) sessionStorage.setItem(key, value);
+    else sessionStorage.removeItem(key);
+  };
   const [files, setFiles] = useState<Attachment[]>([]);
   const picker = useRef<HTMLInputElement>(null);
   const live = branch.value.filter((message) => streaming.value.has(message.id));

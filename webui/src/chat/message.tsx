@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { currentTree, keepAs, removeMessage, showLeaf, branch, current } from "../data/conversations";
 import type { Message } from "../data/types";
 import { Markdown } from "../markdown/render";
-import { formatNumber, formatTime, t } from "../text";
+import { formatClock, formatNumber, formatTime, t } from "../text";
 import { CopyButton } from "../ui/copy";
 import { IconButton } from "../ui/icon";
 import { go } from "../ui/route";
@@ -35,7 +35,7 @@ function Shown({ message, live, last }: Props): VNode {
     <article class={`message ${message.role}`} aria-label={who} aria-busy={live}>
       <header>
         <span class="who" dir="auto">{who}</span>
-        <time dateTime={new Date(message.created).toISOString()} title={formatTime(message.created)} />
+        <time dateTime={new Date(message.created).toISOString()} title={formatTime(message.created)}>{formatClock(message.created)}</time>
       </header>
       {message.thinking ? <Thinking text={message.thinking} open={live && !message.content} /> : null}
       {message.attachments?.map((file) => (

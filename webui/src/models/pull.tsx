@@ -43,7 +43,7 @@ export function Pull({ onDone }: { onDone: () => Promise<void> }): VNode {
       <div class="row">
         <label class="field grow"><span>{t("models.pull.source")}</span><input value={source} placeholder="owner/name" onInput={(event) => setSource(event.currentTarget.value)} aria-describedby="pull-help" /></label>
         <label class="field"><span>{t("models.pull.name")}</span><input value={name} onInput={(event) => setName(event.currentTarget.value)} /></label>
-        {progress ? <button type="button" onClick={() => abort.current?.abort()}>{t("cancel")}</button> : <button type="submit" class="primary" disabled={!source.trim()}>{t("models.pull.start")}</button>}
+        {progress ? <button type="button" onClick={() => abort.current?.abort()}>{t("cancel")}</button> : <button type="submit" class="primary field" disabled={!source.trim()}>{t("models.pull.start")}</button>}
       </div>
       <small id="pull-help">{t("models.pull.help")}</small>
       {progress ? (

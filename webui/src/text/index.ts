@@ -52,6 +52,13 @@ export function formatTime(milliseconds: number): string {
   return new Date(milliseconds).toLocaleString(language.value, { dateStyle: "medium", timeStyle: "short" });
 }
 
+/** The time of a day that is today; else the day. */
+export function formatClock(milliseconds: number): string {
+  const then = new Date(milliseconds);
+  const today = then.toDateString() === new Date().toDateString();
+  return today ? then.toLocaleTimeString(language.value, { timeStyle: "short" }) : then.toLocaleDateString(language.value, { dateStyle: "medium" });
+}
+
 export function formatSeconds(seconds: number): string {
   if (seconds < 1) return `${formatNumber(seconds * 1000, seconds < 0.01 ? 2 : 0)} ms`;
   return `${formatNumber(seconds, 2)} s`;
