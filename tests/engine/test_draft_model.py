@@ -80,7 +80,7 @@ def test_layers_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_happens_to_the_models_memory_happens_to_drafters(drafter: str) -> None:
     engine = Brook(speculate=drafter, prefix_caching=False)  # what is emptied is not found
     (want,) = engine.ask(STORY, max_tokens=60)
-    executor = engine.core._executor
+    executor = engine.executor
     for change in (
         executor.empty_cache,
         executor.release_weights,

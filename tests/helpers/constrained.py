@@ -47,6 +47,7 @@ class Brook:
         settings: dict[str, Any] = {"kv_memory": 64 * 2**20, "threads": 1, **config}
         self.config = EngineConfig(model=model, served_name="brook", **settings)
         opened = open_inproc(self.config, lambda line: None)
+        self.executor = opened.executor
         self.core: EngineCore = make_core(
             opened,
             self.config,

@@ -9,7 +9,7 @@ from helpers.drive import Machine, request
 
 from tidemill.contract.history import ChoiceHistory, ChunkLimit, Miss, PreemptionCause
 from tidemill.sched.history import MAX_CHUNKS, limit_of
-from tidemill.sched.misses import MAX_ROOTS
+from tidemill.sched.misses import MAX_ROOTS, Roots
 
 PROMPT = list(range(10, 30))  # five blocks of four
 
@@ -85,12 +85,11 @@ def test_what_another_request_was_computing() -> None:
 
 
 def test_what_is_looked_at_of_others_is_bounded() -> None:
-    machine = Machine()
+    roots = Roots()
     for i in range(MAX_ROOTS + 9):
-        machine.submit(ask(f"r{i}", [1, 2, 3], salt=str(i)))
-        machine.run()
-    assert machine.scheduler._state.roots is not None
-    assert len(machine.scheduler._state.roots) == MAX_ROOTS
+        roots.note(bytes([i]), str(i))
+    assert len(roots) == MAX_ROOTS
+    assert roots.others(b"none")[-1] == (bytes([9]), "9")
 
 
 def test_chunks_are_the_whole_prompt_in_order() -> None:

@@ -54,4 +54,4 @@ def test_what_waits_for_the_database_is_bounded(monkeypatch: pytest.MonkeyPatch)
     for i in range(5):
         recent.end(i, Story(RequestRecord(f"r{i}", 0), Milestones(0.0, ended=1.0), None))
     assert keeper.lost == 2
-    assert [story.record.id for story in keeper._waiting] == ["r2", "r3", "r4"]
+    assert [story.record.id for story in keeper.waiting] == ["r2", "r3", "r4"]

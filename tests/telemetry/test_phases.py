@@ -179,6 +179,6 @@ def test_a_long_output_keeps_few_numbers() -> None:
             ChoiceOutput("r", 0, (1,)), 1.0 + i * 0.01 + (1.0 if i > count // 2 else 0.0), NO_STATS
         )
     gaps = facts.gaps()
-    assert gaps is not None and len(facts._gaps) < MAX_GAPS
+    assert gaps is not None and len(facts.samples) < MAX_GAPS
     assert gaps.gaps == count and gaps.p99 == pytest.approx(0.01, abs=1e-6)
     assert gaps.longest == pytest.approx(1.01)

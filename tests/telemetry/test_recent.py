@@ -15,11 +15,11 @@ def story(name: str, answer: str = "") -> Story:
 def test_it_is_bounded_and_forgets_the_oldest_first() -> None:
     recent = Recent(3)
     for i in range(10):
-        recent.begin(i, lambda: None)
+        recent.begin(i, lambda: story("open"))
         recent.end(i, story(f"r{i}", f"a{i}"))
     assert [s.record.id for s in recent] == ["r9", "r8", "r7"]
-    assert recent.find("r6") == [] and recent.find("a6") == []
-    assert len(recent._by_id) == 6 and not recent._open
+    assert not any(recent.find(f"{kind}{i}") for kind in "ra" for i in range(7))
+    assert recent.running() == []
 
 
 def test_equal_ids_are_the_latest_first_and_forgotten_one_by_one() -> None:

@@ -39,6 +39,7 @@ class Keeper:
         begin: the database will be needed.
 
     Attributes:
+        waiting: requests that have ended and are not written yet, at most MOST_WAITING.
         lost: requests whose explanations are not kept, because too many waited.
     """
 
@@ -46,29 +47,29 @@ class Keeper:
         self._recent = recent
         self._currency = currency
         self._begin = begin
-        self._waiting: deque[Story] = deque()
+        self.waiting: deque[Story] = deque()
         self.lost = 0
         recent.on_end = self._ended
 
     def _ended(self, story: Story) -> None:
         self._begin()
-        self._waiting.append(story)
-        if len(self._waiting) > MOST_WAITING:
-            self._waiting.popleft()
+        self.waiting.append(story)
+        if len(self.waiting) > MOST_WAITING:
+            self.waiting.popleft()
             self.lost += 1
 
     async def write(self, database: Database) -> None:
         """Write what waits."""
         from tidemill.store.explanations import add
 
-        while self._waiting:
-            stories = [*self._waiting][:AT_ONCE]
+        while self.waiting:
+            stories = [*self.waiting][:AT_ONCE]
             rows = await asyncio.to_thread(self._rows, stories, [*self._recent])
             await database.write(partial(add, rows=rows))
             for story in stories:
                 # Some may have been given up meanwhile, the oldest first.
-                if self._waiting and self._waiting[0] is story:
-                    self._waiting.popleft()
+                if self.waiting and self.waiting[0] is story:
+                    self.waiting.popleft()
 
     def _rows(self, stories: list[Story], others: list[Story]) -> list[dict[str, Any]]:
         from tidemill.store.explanations import row_of

@@ -83,13 +83,13 @@ class ChoiceFacts:
         tokens: so far.
         drafted, accepted: drafts that were verified, and those that became tokens.
         slowest: the longest gaps, unordered.
+        samples: seconds of gaps, evenly spread over all; fewer than MAX_GAPS.
         history, timings: of the engine that ended it.
         finish: why it ended; empty: it has not.
     """
 
     __slots__ = (
         "_floor",
-        "_gaps",
         "_seen",
         "_steps",
         "_stride",
@@ -100,6 +100,7 @@ class ChoiceFacts:
         "first",
         "history",
         "last",
+        "samples",
         "slowest",
         "timings",
         "tokens",
@@ -112,7 +113,7 @@ class ChoiceFacts:
         self.history: ChoiceHistory | None = None
         self.timings: RequestTimings | None = None
         self.finish = ""
-        self._gaps = array("f")
+        self.samples = array("f")
         self._floor = 0.0
         self._steps = 0
         self._stride = 1
@@ -128,9 +129,9 @@ class ChoiceFacts:
                 gap = now - self.last
                 self._seen += 1
                 if self._stride == 1 or self._seen % self._stride == 0:
-                    self._gaps.append(gap)
-                    if len(self._gaps) >= MAX_GAPS:
-                        self._gaps = self._gaps[1::2]
+                    self.samples.append(gap)
+                    if len(self.samples) >= MAX_GAPS:
+                        self.samples = self.samples[1::2]
                         self._stride *= 2
                 if gap > self._floor:
                     self._slow(gap, now, stats)
@@ -145,7 +146,7 @@ class ChoiceFacts:
             self.finish = output.finish_reason.value
             self.history, self.timings = output.history, output.timings
             self._summary = self.gaps()
-            self._gaps = array("f")
+            self.samples = array("f")
 
     def _slow(self, gap: float, now: float, stats: EngineStats) -> None:
         self.slowest.append(
@@ -166,9 +167,9 @@ class ChoiceFacts:
 
     def gaps(self) -> GapSummary | None:
         """Of the gaps so far; None before there are any."""
-        if self._summary is not None or not self._gaps:
+        if self._summary is not None or not self.samples:
             return self._summary
-        ordered = sorted(self._gaps)
+        ordered = sorted(self.samples)
         # Which may be none of those that are kept.
         longest = max((gap.seconds for gap in self.slowest), default=0.0)
         p50, p90, p99 = (_quantile(ordered, q) for q in (0.5, 0.9, 0.99))

@@ -18,7 +18,7 @@ from tidemill.generation.caller import ANONYMOUS
 from tidemill.metrics.quotas import QuotaMetrics
 from tidemill.server.access.auth import Principal
 from tidemill.server.access.keys import Owner, Role
-from tidemill.server.admin.requests import _may_see
+from tidemill.server.admin.requests import may_see
 from tidemill.server.admission.options import AdmissionOptions
 from tidemill.server.quotas.gate import Gate
 from tidemill.server.quotas.quotas import Quotas
@@ -142,11 +142,11 @@ def test_who_sees_which() -> None:
 
     mine, teams, others = story(client="key:me"), story(team="t"), story(client="key:other")
     for role in (Role.ADMIN, Role.AUDITOR):
-        assert all(_may_see(principal(role), one) for one in (mine, teams, others))
-    assert [_may_see(principal(Role.USER), one) for one in (mine, teams, others)] == [1, 0, 0]
+        assert all(may_see(principal(role), one) for one in (mine, teams, others))
+    assert [may_see(principal(Role.USER), one) for one in (mine, teams, others)] == [1, 0, 0]
     manager = principal(Role.MANAGER, "t")
-    assert [_may_see(manager, one) for one in (mine, teams, others)] == [0, 1, 0]
-    assert not _may_see(principal(Role.MANAGER), story())  # of no team
+    assert [may_see(manager, one) for one in (mine, teams, others)] == [0, 1, 0]
+    assert not may_see(principal(Role.MANAGER), story())  # of no team
 
 
 def test_a_full_queue_is_explained() -> None:

@@ -77,7 +77,7 @@ async def explain_request(context: ServerContext, request: Request) -> Response:
 
     recent, principal = _recent(context), principal_of(request)
     name: str = request.path_params["id"]
-    story = next((s for s in recent.find(name) if _may_see(principal, s)), None)
+    story = next((s for s in recent.find(name) if may_see(principal, s)), None)
     if story is None:
         if context.explanations_kept and _sees_all(principal):
             return json_response(await _stored(context, name))
@@ -120,15 +120,15 @@ def _recent(context: ServerContext) -> Recent:
 
 
 def _seen(recent: Recent, principal: Principal) -> Iterator[Story]:
-    yield from (story for story in recent.running() if _may_see(principal, story))
-    yield from (story for story in recent if _may_see(principal, story))
+    yield from (story for story in recent.running() if may_see(principal, story))
+    yield from (story for story in recent if may_see(principal, story))
 
 
 def _sees_all(principal: Principal) -> bool:
     return principal.role in (Role.ADMIN, Role.AUDITOR)
 
 
-def _may_see(principal: Principal, story: Story) -> bool:
+def may_see(principal: Principal, story: Story) -> bool:
     """As with usage: administrators and auditors all, managers their team's, users their key's."""
     if _sees_all(principal):
         return True
