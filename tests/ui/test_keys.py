@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from helpers.real_server import RealServer
 from helpers.web_page import Page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.xdist_group("ui")
 
@@ -16,9 +21,60 @@ pytestmark = pytest.mark.xdist_group("ui")
 def server(tmp_path_factory: pytest.TempPathFactory, browser: object) -> Iterator[RealServer]:
     home = tmp_path_factory.mktemp("closed")
     with RealServer(
-        "--database", f"sqlite:///{home / 'tidemill.db'}", environment={"TIDEMILL_HOME": str(home)}
+        *("--database", f"sqlite:///{home / 'tidemill.db'}", "--content", "database"),
+        environment={"TIDEMILL_HOME": str(home)},
     ) as running:
         yield running
+
+
+def test_conversations_are_kept_on_the_server_by_choice(
+    page: Page, browser: Browser, server: RealServer
+) -> None:
+    page.ask("Who are you?")  # before the choice: it is sent with it
+    choose(page)
+    page.page.keyboard.press("Alt+KeyN")
+    page.page.get_by_text("What shall it be?").wait_for()
+    page.ask("What is 1 + 1?")
+    page.answers.first.get_by_role("button", name="Regenerate").click()
+    page.page.get_by_text("2 of 2").wait_for()
+    page.answer(0)
+
+    def kept() -> list[int]:
+        chats = server.http.get("/v1/chats").json()["chats"]
+        found = [server.http.get(f"/v1/chats/{chat['id']}").json()["messages"] for chat in chats]
+        return sorted(map(len, found))
+
+    eventually(lambda: kept() == [2, 3])
+    other = Page(browser.new_context(locale="en-GB").new_page(), page.url)
+    other.open()
+    choose(other)
+    other.page.reload()
+    other.page.get_by_role("link", name="What is 1 + 1?").click()
+    other.page.get_by_text("2 of 2").wait_for()
+    other.ask("What is 2 + 2?")
+    eventually(lambda: kept() == [2, 5])
+    page.page.reload()
+    page.page.locator("article.user").get_by_text("What is 2 + 2?").wait_for()
+    page.page.once("dialog", lambda dialog: dialog.accept())
+    page.page.get_by_role("button", name="Delete What is 1 + 1?").click()
+    eventually(lambda: kept() == [2])
+    other.page.reload()
+    eventually(lambda: other.page.locator(".conversations li").count() == 1)
+    other.page.context.close()
+
+
+def choose(page: Page) -> None:
+    page.button("Preferences and keys").click()
+    page.page.get_by_label("Keep conversations on the server, too").check()
+    page.page.keyboard.press("Escape")
+    page.page.get_by_role("dialog").wait_for(state="detached")
+
+
+def eventually(test: Callable[[], bool], seconds: float = 15) -> None:
+    deadline = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
 
 
 def test_keys_are_created_used_and_revoked(page: Page) -> None:

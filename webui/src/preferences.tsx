@@ -2,6 +2,7 @@
 import type { VNode } from "preact";
 import { signal } from "@preact/signals";
 import { me } from "./api/server";
+import { chooseRemote, keepsRemotely } from "./data/remote";
 import { LANGUAGES } from "./text/table";
 import { language, setLanguage, t, type TextKey } from "./text";
 
@@ -47,6 +48,12 @@ export function Preferences(): VNode {
           {THEMES.map((name) => <option key={name} value={name}>{t(`theme.${name}`)}</option>)}
         </select>
       </label>
+      {me.value?.content ? (
+        <label class="check">
+          <input type="checkbox" checked={keepsRemotely.value} onChange={(event) => void chooseRemote(event.currentTarget.checked)} />
+          <span>{t("preferences.remote")}</span>
+        </label>
+      ) : null}
       <h3>{t("preferences.keys")}</h3>
       <table class="facts">
         <tbody>

@@ -18,7 +18,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.server.access.auth import AuthMiddleware, principal_of, require
 from tidemill.server.access.keys import Role
 from tidemill.server.access.security import Security
-from tidemill.server.admin import audit, blocks, health, identity, rollouts, whoami
+from tidemill.server.admin import audit, blocks, chats, health, identity, rollouts, whoami
 from tidemill.server.admin import models as admin_models
 from tidemill.server.admin import quotas as admin_quotas
 from tidemill.server.admin import requests as admin_requests
@@ -51,6 +51,7 @@ OPERATORS: tuple[Endpoint, ...] = (
     *admin_models.ENDPOINTS,
     *rollouts.ENDPOINTS,
     *whoami.ENDPOINTS,
+    *chats.ENDPOINTS,
     *blocks.ENDPOINTS,
     *audit.ENDPOINTS,
     *identity.ENDPOINTS,

@@ -129,6 +129,25 @@ def conversation(
     return ConversationRow(*row), [ItemRow(*item) for item in connection.execute(items)]
 
 
+def conversations(
+    connection: Connection, owner: str, prefix: str, limit: int
+) -> list[ConversationRow]:
+    """Conversations of an owner whose ids have a prefix, the one that changed last first."""
+    columns = [CONVERSATIONS.c[name] for name in ConversationRow.__slots__]
+    query = select(*columns).where(
+        CONVERSATIONS.c.owner == owner, CONVERSATIONS.c.id.startswith(prefix, autoescape=True)
+    )
+    query = query.order_by(CONVERSATIONS.c.changed.desc(), CONVERSATIONS.c.id).limit(limit)
+    return [ConversationRow(*row) for row in connection.execute(query)]
+
+
+def owner_of(connection: Connection, identity: str) -> str | None:
+    """Whose a conversation is; None: there is none."""
+    query = select(CONVERSATIONS.c.owner).where(CONVERSATIONS.c.id == identity)
+    found: str | None = connection.execute(query).scalar()
+    return found
+
+
 def remove(connection: Connection, owner: str, identity: str) -> int:
     """Remove a response or a conversation of an owner; returns how many it were."""
     count = 0

@@ -30,7 +30,7 @@ export async function connect(): Promise<boolean> {
     if (error.status === 401) return false;
     if (error.status === 403) {
       // A key that may not call this route: the page is that of a user.
-      me.value = { name: "", role: "user", keys: true, database: false, library: false, version: "" };
+      me.value = { name: "", role: "user", keys: true, database: false, library: false, content: false, version: "" };
     } else {
       unreachable.value = error.status === 0;
       return false;

@@ -23,6 +23,7 @@ export interface WhoAmI {
   keys: boolean;
   database: boolean;
   library: boolean;
+  content: boolean;
   version: string;
 }
 

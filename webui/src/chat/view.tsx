@@ -34,10 +34,12 @@ export function ChatView(): VNode {
     }
     void loadList().then(async () => {
       if (!wanted || wanted === NEW) return; // the one that is open goes on, or a new one has begun
+      if (!(await openConversation(wanted))) await loadList(true); // it may be on the server
       if (await openConversation(wanted)) await resumeStreams();
       else go("chat", NEW);
     });
   }, [wanted]);
+  useEffect(() => void loadList(true), []);
   // The first message of a new conversation gives it an address.
   const { id, leaf } = current.value;
   useEffect(() => {

@@ -2,6 +2,7 @@
 import { batch, computed, signal } from "@preact/signals";
 import * as database from "./database";
 import { newId } from "./ids";
+import { fetchRemote, noteMessages, removeRemotely } from "./remote";
 import { listen, tellConversation, tellList } from "./tabs";
 import { Tree } from "./tree";
 import { DEFAULT_SETTINGS, type Conversation, type Message, type Settings } from "./types";
@@ -32,9 +33,12 @@ export function draft(settings: Settings = DEFAULT_SETTINGS): Conversation {
   return { id: newId(), title: "", created: now, updated: now, leaf: null, settings: { ...settings } };
 }
 
-export async function loadList(): Promise<void> {
+export async function loadList(remote = false): Promise<void> {
+  // Without the server there is what this browser has.
+  const newer = remote ? await fetchRemote().catch(() => []) : [];
   const rows = await database.all("conversations");
   conversations.value = rows.sort((a, b) => b.updated - a.updated);
+  for (const id of newer) await refresh(id);
 }
 
 export function startNew(): void {
@@ -71,6 +75,7 @@ export async function saveConversation(conversation: Conversation): Promise<void
   const others = conversations.value.filter((one) => one.id !== conversation.id);
   conversations.value = [...others, conversation].sort((a, b) => b.updated - a.updated);
   await database.put("conversations", conversation);
+  noteMessages(conversation.id, []);
   tellList();
 }
 
@@ -95,6 +100,7 @@ export async function append(message: Message): Promise<void> {
     current.value = { ...current.value, leaf: message.id, title, updated: Date.now() };
   });
   await database.put("messages", message);
+  noteMessages(message.conversation, [message]);
   await saveConversation(current.value);
 }
 
@@ -105,6 +111,7 @@ export function update(message: Message, keep = true): void {
     changes.value += 1;
   }
   if (keep) {
+    noteMessages(message.conversation, [message]);
     void database.put("messages", message).then(() => tellConversation(message.conversation));
   }
 }
@@ -123,6 +130,7 @@ export async function removeMessage(message: Message): Promise<void> {
     current.value = { ...current.value, leaf: next };
   });
   await database.remove("messages", ...removed);
+  noteMessages(current.value.id, [], removed);
   await saveConversation(current.value);
 }
 
@@ -130,6 +138,7 @@ export async function deleteConversation(id: string): Promise<void> {
   if (current.value.id === id) startNew();
   conversations.value = conversations.value.filter((one) => one.id !== id);
   await database.removeConversation(id);
+  await removeRemotely(id);
   tellList();
 }
 
@@ -148,6 +157,7 @@ export async function keepAs(title: string, settings: Settings, messages: Messag
   }));
   conversation.leaf = leaf === null ? null : (ids.get(leaf) ?? null);
   await database.put("messages", ...rows);
+  noteMessages(conversation.id, rows);
   await saveConversation(conversation);
   await openConversation(conversation.id);
 }
@@ -158,26 +168,26 @@ function titleOf(message: Message): string {
   return [...name].slice(0, 60).join("");
 }
 
-listen({
-  list: () => void loadList(),
-  conversation: async (id) => {
-    if (id !== current.value.id) return;
-    await loadList();
-    const messages = await database.messagesOf(id);
-    const found = conversations.value.find((one) => one.id === id);
-    if (id !== current.value.id) return;
-    batch(() => {
-      // What this tab streams is newer than what is written.
-      const mine = tree.all().filter((message) => streamingHere(message.id));
-      tree = new Tree(messages);
-      for (const message of mine) tree.set(message);
-      const leaf = tree.get(current.value.leaf) ? current.value.leaf : (found?.leaf ?? null);
-      const grown = leaf === null ? leaf : tree.leafBelow(leaf);
-      current.value = { ...(found ?? current.value), leaf: grown };
-      changes.value += 1;
-    });
-  },
-});
+listen({ list: () => void loadList(), conversation: refresh });
+
+/** The open conversation as it is in the database now, where another tab or the server has changed it. */
+async function refresh(id: string): Promise<void> {
+  if (id !== current.value.id) return;
+  await loadList();
+  const messages = await database.messagesOf(id);
+  const found = conversations.value.find((one) => one.id === id);
+  if (id !== current.value.id) return;
+  batch(() => {
+    // What this tab streams is newer than what is written.
+    const mine = tree.all().filter((message) => streamingHere(message.id));
+    tree = new Tree(messages);
+    for (const message of mine) tree.set(message);
+    const leaf = tree.get(current.value.leaf) ? current.value.leaf : (found?.leaf ?? null);
+    const grown = leaf === null ? leaf : tree.leafBelow(leaf);
+    current.value = { ...(found ?? current.value), leaf: grown };
+    changes.value += 1;
+  });
+}
 
 let streamingHere: (id: string) => boolean = () => false;
 

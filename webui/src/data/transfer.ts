@@ -2,6 +2,7 @@
 import { all, messagesOf, put } from "./database";
 import { newId } from "./ids";
 import { loadList } from "./conversations";
+import { noteMessages } from "./remote";
 import { tellList } from "./tabs";
 import { DEFAULT_SETTINGS, type Conversation, type Message } from "./types";
 
@@ -56,6 +57,7 @@ export async function importJson(text: string): Promise<number> {
     const ids = new Map(messages.map((message) => [message.id, newId()]));
     const rows = messages.map((message, seq) => importedMessage(message, seq, id, ids));
     await put("messages", ...rows);
+    noteMessages(id, rows);
     await put("conversations", {
       id,
       title: String(conversation.title ?? ""),

@@ -70,6 +70,8 @@ export interface Conversation {
   updated: number;
   /** The last message of the branch that is shown. */
   leaf: string | null;
+  /** It is kept on the server, too. */
+  remote?: boolean;
   settings: Settings;
 }
 

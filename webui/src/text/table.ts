@@ -43,6 +43,7 @@ export const TEXTS = {
   "preferences": ["Preferences and keys", "Einstellungen und Tasten"],
   "preferences.language": ["Language", "Sprache"],
   "preferences.theme": ["Colours", "Farben"],
+  "preferences.remote": ["Keep conversations on the server, too", "Unterhaltungen auch auf dem Server aufbewahren"],
   "preferences.keys": ["Keyboard", "Tastatur"],
   "preferences.licences": ["Licences", "Lizenzen"],
   "theme.auto": ["As the system", "Wie das System"],
