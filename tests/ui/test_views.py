@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from helpers.web_page import Page
 
 from tidemill.loading import bundled_models
+
+
+def keep(page: Page, folder: Path | None, name: str) -> None:
+    if folder is not None:
+        page.page.screenshot(path=folder / f"{name}.png", full_page=True)
+
 
 pytestmark = pytest.mark.xdist_group("ui")
 
@@ -56,7 +63,9 @@ def test_a_pull_that_fails_says_why(page: Page) -> None:
     assert "no-such-folder-of-models" in page.page.locator(".notice.bad").inner_text()
 
 
-def test_a_model_is_pulled_into_the_library_and_its_versions_are_rolled_out(page: Page) -> None:
+def test_a_model_is_pulled_into_the_library_and_its_versions_are_rolled_out(
+    page: Page, screenshots: Path | None
+) -> None:
     folder = bundled_models()["brook"]
     page.go("models")
     for name in ("river@1", "river@2"):
@@ -70,6 +79,8 @@ def test_a_model_is_pulled_into_the_library_and_its_versions_are_rolled_out(page
     card.get_by_role("button", name="Start a canary").click()
     card.get_by_text("% of the traffic").wait_for()
     assert card.get_by_role("row", name=re.compile("^river@2|^2")).count() >= 1
+    card.get_by_role("region", name="Comparison of the versions").wait_for()
+    keep(page, screenshots, "rollout")
     card.get_by_role("button", name="Promote").click()
     card.get_by_role("button", name="Start a canary").wait_for()
     for name in ("river@1", "river@2"):

@@ -23,7 +23,7 @@ export const RESUME_MS = 60_000;
  * @param lastId the id of the last event that was read; "" for a new request.
  * @throws ApiError what the server answered, or status 0 where it cannot be reached any more.
  */
-export async function readStream(
+async function readStream(
   path: string,
   body: unknown,
   lastId: string,
@@ -99,8 +99,48 @@ function parseEvent(text: string): { id: string; data: string } {
   return { id, data: data.join("\n") };
 }
 
+export interface OpenStream {
+  /** Ends with the stream; rejected with what went wrong, or an AbortError once it is stopped. */
+  done: Promise<void>;
+  /** End the stream, and its generation at the server. */
+  stop(): void;
+}
+
+/**
+ * Read a stream that a person may stop; see `readStream`. Leaving alone would let the server generate on
+ * for somebody who comes back: it is told, by the id of an event. Before there is one it has no name; it
+ * is told with the first.
+ */
+export function openStream(path: string, body: unknown, lastId: string, handlers: StreamHandlers): OpenStream {
+  const abort = new AbortController();
+  let eventId = lastId;
+  let [stopped, told] = [false, false];
+  let halt: (reason: DOMException) => void = () => undefined;
+  const halted = new Promise<never>((_, reject) => (halt = reject));
+  const tell = () => {
+    if (told) return;
+    told = true;
+    void cancelStream(eventId).then(() => abort.abort());
+  };
+  const onEvent = (data: unknown, id: string) => {
+    eventId = id;
+    if (stopped) tell();
+    else handlers.onEvent(data, id);
+  };
+  const reading = readStream(path, body, lastId, { ...handlers, onEvent }, abort.signal);
+  return {
+    done: Promise.race([reading, halted]),
+    stop: () => {
+      if (stopped) return;
+      stopped = true;
+      if (eventId) tell();
+      halt(new DOMException("stopped", "AbortError"));
+    },
+  };
+}
+
 /** End a generation at the server, by the id of any of its events. */
-export async function cancelStream(eventId: string): Promise<void> {
+async function cancelStream(eventId: string): Promise<void> {
   try {
     await call(`v1/streams/${encodeURIComponent(eventId)}`, { method: "DELETE" });
   } catch {

@@ -1,5 +1,5 @@
 /** Measures what a client of this server sees: streams with distinct prompts, so many at a time. */
-import { cancelStream, readStream } from "../api/stream";
+import { openStream } from "../api/stream";
 import type { ChatChunk } from "../api/types";
 
 export interface BenchOptions {
@@ -87,21 +87,16 @@ async function one(options: BenchOptions, index: number, signal: AbortSignal): P
   const began = performance.now();
   const times: number[] = [];
   let tokens = 0;
-  let eventId = "";
-  try {
-    await readStream("v1/chat/completions", body, "", {
-      onEvent: (data, id) => {
-        eventId = id;
-        const chunk = data as ChatChunk;
-        const delta = chunk.choices[0]?.delta;
-        if (delta?.content || delta?.reasoning_content) times.push(performance.now());
-        if (chunk.usage) tokens = chunk.usage.completion_tokens;
-      },
-    }, signal);
-  } catch (error) {
-    if (eventId) void cancelStream(eventId);
-    throw error;
-  }
+  const stream = openStream("v1/chat/completions", body, "", {
+    onEvent: (data) => {
+      const chunk = data as ChatChunk;
+      const delta = chunk.choices[0]?.delta;
+      if (delta?.content || delta?.reasoning_content) times.push(performance.now());
+      if (chunk.usage) tokens = chunk.usage.completion_tokens;
+    },
+  });
+  signal.addEventListener("abort", stream.stop, { once: true });
+  await stream.done;
   const end = performance.now();
   return {
     ttft: ((times[0] ?? end) - began) / 1000,

@@ -1,7 +1,7 @@
 /** Generation of answers: requests, streams, and what becomes of a stream when the page is reloaded. */
 import { signal } from "@preact/signals";
 import { ApiError } from "../api/client";
-import { RESUME_MS, cancelStream, readStream } from "../api/stream";
+import { RESUME_MS, openStream, type OpenStream } from "../api/stream";
 import type { ChatChunk } from "../api/types";
 import * as conversations from "../data/conversations";
 import { claim, readElsewhere } from "../data/tabs";
@@ -12,8 +12,7 @@ import { chatBody } from "./request";
 const SAVE_MS = 400;
 
 interface Running {
-  abort: AbortController;
-  eventId: string;
+  stream: OpenStream | null;
   stopped: boolean;
 }
 
@@ -73,14 +72,14 @@ export function stop(id: string): void {
   const one = running.get(id);
   if (!one || one.stopped) return;
   one.stopped = true;
-  // Without an event there is no name yet by which the server could be told: it is told then.
-  if (one.eventId) void cancelStream(one.eventId).then(() => one.abort.abort());
+  one.stream?.stop();
   const message = conversations.currentTree().get(id);
   if (message) conversations.update({ ...message, state: "stopped", resume: undefined });
 }
 
 async function run(message: Message, body: unknown, lastId = ""): Promise<Message> {
-  const one: Running = { abort: new AbortController(), eventId: lastId, stopped: false };
+  const one: Running = { stream: null, stopped: false };
+  let eventId = lastId;
   running.set(message.id, one);
   publish();
   const release = claim(message.id);
@@ -92,27 +91,18 @@ async function run(message: Message, body: unknown, lastId = ""): Promise<Messag
     if (one.stopped || running.get(message.id) !== one) return; // it has ended since
     const keep = Date.now() - saved > SAVE_MS;
     if (keep) saved = Date.now();
-    conversations.update(answer.state(body, one.eventId), keep);
+    conversations.update(answer.state(body, eventId), keep);
   };
   try {
-    await readStream(
-      PATH,
-      body,
-      lastId,
-      {
-        onStart: (requestId) => answer.requested(requestId),
-        onEvent: (data, id) => {
-          one.eventId = id;
-          if (one.stopped) {
-            void cancelStream(id).then(() => one.abort.abort());
-            return;
-          }
-          answer.add(data as ChatChunk);
-          drawn ||= schedule(draw);
-        },
+    one.stream = openStream(PATH, body, lastId, {
+      onStart: (requestId) => answer.requested(requestId),
+      onEvent: (data, id) => {
+        eventId = id;
+        answer.add(data as ChatChunk);
+        drawn ||= schedule(draw);
       },
-      one.abort.signal,
-    );
+    });
+    await one.stream.done;
     if (!one.stopped) conversations.update(answer.end());
   } catch (error) {
     if (!one.stopped) conversations.update(answer.fail(error));

@@ -85,7 +85,8 @@ function Messages(): VNode {
   const first = Math.max(0, path.length - shown);
 
   const onScroll = () => {
-    const { scrollTop, scrollHeight, clientHeight } = box.current!;
+    if (!box.current) return; // the conversation has been closed meanwhile
+    const { scrollTop, scrollHeight, clientHeight } = box.current;
     stuck.current = scrollHeight - scrollTop - clientHeight < 60;
     if (scrollTop < 200 && first > 0) earlier();
   };

@@ -3,7 +3,7 @@ import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError } from "../api/client";
 import { chatModels } from "../api/server";
-import { cancelStream, readStream } from "../api/stream";
+import { openStream } from "../api/stream";
 import type { ChatChunk } from "../api/types";
 import { Answer } from "../chat/generate";
 import { chatBody } from "../chat/request";
@@ -98,30 +98,25 @@ function nameOf(side: Side): string {
 
 async function answerSide(side: Side, prompt: string, change: (values: Partial<Side>) => void, aborts: (() => void)[]): Promise<void> {
   const user: Message = { id: "user", conversation: "", seq: 0, parent: null, role: "user", content: prompt, created: Date.now() };
-  const abort = new AbortController();
-  let eventId = "";
-  aborts.push(() => {
-    if (eventId) void cancelStream(eventId);
-    abort.abort();
-  });
   const answer = new Answer({ ...user, id: "answer", role: "assistant", content: "" });
   change({ live: true, answer: { ...answer.message } });
   let timer = 0;
   try {
     const body = chatBody([user], side.settings, side.settings.model || (chatModels.value[0]?.id ?? ""));
-    await readStream("v1/chat/completions", body, "", {
+    const stream = openStream("v1/chat/completions", body, "", {
       onStart: (requestId) => answer.requested(requestId),
-      onEvent: (data, id) => {
-        eventId = id;
+      onEvent: (data) => {
         answer.add(data as ChatChunk);
         timer ||= window.setTimeout(() => {
           timer = 0;
           change({ answer: { ...answer.message } });
         }, 40);
       },
-    }, abort.signal);
+    });
+    aborts.push(stream.stop);
+    await stream.done;
   } catch (error) {
-    if (!abort.signal.aborted) {
+    if (!(error instanceof DOMException)) {
       answer.message = { ...answer.message, error: errorText(error) };
       if (!(error instanceof ApiError)) notifyError(error);
     }

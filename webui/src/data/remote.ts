@@ -8,8 +8,8 @@ import type { Conversation, Message } from "./types";
 
 const CHOSEN = "tidemill.remote";
 const DELAY_MS = 800;
-/** Messages of one request. */
-const AT_ONCE = 100;
+/** Characters of the messages of one request, as far as more than one has place. */
+const AT_ONCE = 2_000_000;
 
 /** The person wants conversations kept on the server. */
 export const keepsRemotely = signal(localStorage.getItem(CHOSEN) === "yes");
@@ -62,15 +62,9 @@ async function send(): Promise<void> {
     if (!conversation) continue;
     const messages = [...changes.messages.values()];
     try {
-      for (let at = 0; at === 0 || at < messages.length; at += AT_ONCE) {
-        await call(`v1/chats/${id}`, {
-          method: "PUT",
-          body: {
-            data: JSON.stringify(conversation),
-            messages: messages.slice(at, at + AT_ONCE).map((one) => ({ id: one.id, number: one.seq, data: JSON.stringify(one) })),
-            gone: at === 0 ? [...changes.gone] : [],
-          },
-        });
+      const data = JSON.stringify(conversation);
+      for (const [index, part] of parts(messages).entries()) {
+        await call(`v1/chats/${id}`, { method: "PUT", body: { data, messages: part, gone: index ? [] : [...changes.gone] } });
       }
       await database.put("conversations", { ...conversation, remote: true });
     } catch {
@@ -79,6 +73,28 @@ async function send(): Promise<void> {
       return;
     }
   }
+}
+
+interface Sent {
+  id: string;
+  number: number;
+  data: string;
+}
+
+/** Messages as requests send them; one at least, for the conversation itself. */
+function parts(messages: Message[]): Sent[][] {
+  const found: Sent[][] = [[]];
+  let size = 0;
+  for (const message of messages) {
+    const data = JSON.stringify(message);
+    if (size && size + data.length > AT_ONCE) {
+      found.push([]);
+      size = 0;
+    }
+    size += data.length;
+    found.at(-1)!.push({ id: message.id, number: message.seq, data });
+  }
+  return found;
 }
 
 /** Fetch what is newer on the server, and forget what was deleted there; returns ids of what was newer. */

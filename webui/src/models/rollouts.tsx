@@ -14,13 +14,16 @@ interface Arm {
 }
 
 interface Metric {
-  metric?: string;
-  name?: string;
-  effect?: number | null;
-  estimate?: number | null;
-  low?: number | null;
-  high?: number | null;
-  bound?: number | null;
+  metric: string;
+  relative: boolean;
+  baseline: number | null;
+  variant: number | null;
+  effect: number | null;
+  low: number | null;
+  high: number | null;
+  limit_low: number | null;
+  limit_high: number | null;
+  verdict: string;
 }
 
 interface Rollout {
@@ -81,6 +84,7 @@ function RolloutCard({ rollout, onChange }: { rollout: Rollout; onChange: () => 
           </tbody>
         </table>
       ) : null}
+      {state?.metrics.length ? <Comparison metrics={state.metrics} /> : null}
       {rollout.running ? (
         <div class="buttons">
           <button type="button" onClick={() => void act(`admin/rollouts/${name}/abort`, {})}>{t("rollouts.abort")}</button>
@@ -93,6 +97,43 @@ function RolloutCard({ rollout, onChange }: { rollout: Rollout; onChange: () => 
         </div>
       )}
     </article>
+  );
+}
+
+/** What is known of each metric: the effect with its interval, and the limit that it is held to. */
+function Comparison({ metrics }: { metrics: Metric[] }): VNode {
+  const percent = (value: number | null) => (value === null ? "–" : `${formatNumber(value * 100, 1)} %`);
+  return (
+    <div class="table" tabIndex={0} role="region" aria-label={t("rollouts.comparison")}>
+      <table>
+        <thead><tr><th>{t("rollouts.metric")}</th><th class="align-right">{t("rollouts.effect")}</th><th>{t("compare.interval")}</th><th class="align-right">{t("quotas.limit")}</th><th>{t("rollouts.verdict")}</th></tr></thead>
+        <tbody>
+          {metrics.map((one) => (
+            <tr key={one.metric}>
+              <td>{one.metric}</td>
+              <td class="align-right">{percent(one.effect)}</td>
+              <td><Interval metric={one} /> <small>{percent(one.low)} … {percent(one.high)}</small></td>
+              <td class="align-right">{percent(one.limit_high ?? one.limit_low)}</td>
+              <td>{one.verdict}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+/** From half below to half above the baseline; the limit is a dashed line. */
+function Interval({ metric }: { metric: Metric }): VNode {
+  const x = (value: number) => Math.max(2, Math.min(158, 80 + value * 156));
+  const limit = metric.limit_high ?? metric.limit_low;
+  return (
+    <svg class="interval" width="160" height="16" viewBox="0 0 160 16" aria-hidden="true">
+      <line class="zero" x1="80" x2="80" y1="0" y2="16" />
+      {limit === null ? null : <line class="limit" x1={x(limit)} x2={x(limit)} y1="0" y2="16" />}
+      <line x1={x(metric.low ?? -1)} x2={x(metric.high ?? 1)} y1="8" y2="8" />
+      {metric.effect === null ? null : <circle cx={x(metric.effect)} cy="8" r="3.5" />}
+    </svg>
   );
 }
 
