@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,3 +40,10 @@ def test_licences_of_what_is_bundled_are_there() -> None:
 
 def test_the_lock_file_names_no_registry() -> None:
     assert '"resolved"' not in (SOURCE / "package-lock.json").read_text()
+
+
+def test_the_built_files_are_in_a_source_distribution_and_their_sources_are_not() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    excluded = project["tool"]["scikit-build"]["sdist"]["exclude"]
+    # As in .gitignore, a name without a slash would exclude src/tidemill/webui too.
+    assert "/webui" in excluded and "webui" not in excluded
