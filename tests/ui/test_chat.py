@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.real_server import RealServer
+from helpers.scripted_answers import answer_with
 from helpers.web_page import Page
 
 if TYPE_CHECKING:
@@ -201,3 +202,77 @@ def test_two_tabs_show_the_same_conversation(page: Page) -> None:
     page.composer.press("Escape")
     other.page.get_by_text("Stopped.").wait_for()
     assert not other.errors
+
+
+def test_a_person_answers_a_call_of_an_own_tool(page: Page) -> None:
+    page.button("Chat settings").click()
+    page.page.locator("summary", has_text="Tools").click()
+    settings = page.page.get_by_role("complementary", name="Chat settings")
+    settings.get_by_label("Name", exact=True).fill("weather")
+    settings.get_by_label("Arguments (JSON schema)").fill("{")
+    assert settings.get_by_role("button", name="Add or replace the tool").is_disabled()
+    settings.get_by_label("Arguments (JSON schema)").fill('{"type": "object"}')
+    settings.get_by_role("button", name="Add or replace the tool").click()
+    call = {"index": 0, "id": "c1", "function": {"name": "weather", "arguments": "{}"}}
+    other = {"index": 1, "id": "c2", "function": {"name": "weather", "arguments": "{}"}}
+    answer_with(page, ["Let me see."], tool_calls=[call, other])
+    with page.page.expect_request("**/v1/chat/completions") as asked:
+        page.send("What is the weather?")
+    tools = json.loads(asked.value.post_data or "")["tools"]
+    assert [tool["function"]["name"] for tool in tools] == ["weather"]
+    page.page.get_by_label("Result of weather").fill("rain")
+    page.button("Give the result").click()
+    page.page.locator("article.tool", has_text="rain").wait_for()
+    page.page.unroute_all()
+    with page.page.expect_request("**/v1/chat/completions") as asked:
+        page.page.get_by_label("Result of weather").fill("snow")
+        page.button("Give the result").click()
+    messages = json.loads(asked.value.post_data or "")["messages"]
+    results = [(one["tool_call_id"], one["content"]) for one in messages if one["role"] == "tool"]
+    assert results == [("c1", "rain"), ("c2", "snow")]
+    page.answer(1)
+
+
+def test_presets_are_kept_and_parameters_are_checked(page: Page) -> None:
+    page.set_field("Temperature", "0.7")
+    page.set_field("System prompt", "You are a pirate.")
+    page.page.locator("summary", has_text="Presets").click()
+    page.page.get_by_label("Name of the preset").fill("pirate")
+    page.page.locator(".settings form", has_text="Save").last.get_by_text("Save").click()
+    page.page.reload()
+    page.set_field("Temperature", "7")
+    page.page.get_by_text("From 0 to 2.").wait_for()
+    page.page.locator("summary", has_text="Presets").click()
+    page.page.get_by_label("Use a preset").select_option("pirate")
+    with page.page.expect_request("**/v1/chat/completions") as asked:
+        page.ask("Who are you?")
+    body = json.loads(asked.value.post_data or "")
+    assert body["temperature"] == 0.7
+    assert body["messages"][0] == {"role": "system", "content": "You are a pirate."}
+
+
+def test_an_answer_is_changed_continued_and_taken_into_a_new_chat(page: Page) -> None:
+    page.set_field("Most tokens", "4")
+    page.ask("Who are you?")
+    page.page.get_by_text("reached its limit").wait_for()
+    before = page.answers.first.locator(".markdown").inner_text()
+    page.set_field("Most tokens", "30")
+    with page.page.expect_request("**/v1/chat/completions") as asked:
+        page.button("Continue").click()
+    body = json.loads(asked.value.post_data or "")
+    assert body["continue_final_message"] is True
+    assert body["messages"][-1] == {"role": "assistant", "content": before}
+    markdown = page.answers.first.locator(".markdown")
+    eventually(lambda: len(markdown.inner_text()) > len(before))
+    assert markdown.inner_text().startswith(before)
+    page.answers.first.get_by_role("button", name="Edit", exact=True).click()
+    page.answers.first.get_by_role("textbox").fill("I am a teapot.")
+    page.answers.first.get_by_role("button", name="Save").click()
+    page.answers.first.get_by_text("2 of 2").wait_for()
+    page.answers.first.get_by_role("button", name="Go on from here in a new chat").click()
+    page.page.get_by_role("heading", name="Who are you? (branch)").wait_for()
+    assert page.answers.first.locator(".markdown").inner_text() == "I am a teapot."
+    eventually(lambda: page.page.locator(".conversations li").count() == 2)
+    page.answers.first.get_by_role("button", name="Delete this and what follows").click()
+    eventually(lambda: page.answers.count() == 0)
+    assert page.page.locator("article.user").count() == 1
