@@ -55,11 +55,14 @@ def test_an_answer_streams_and_has_figures(page: Page) -> None:
 
 
 def test_stop_frees_the_engine_s_blocks_and_keeps_what_came(page: Page, server: RealServer) -> None:
+    before = server.stats()["generated_tokens"]
     begin_long(page)
     assert server.stats()["running"] == 1
     page.composer.press("Escape")
     page.page.get_by_text("Stopped.").wait_for()
     eventually(lambda: server.stats()["running"] == 0)
+    # It did not go on to its end, as for a client that may come back.
+    assert server.stats()["generated_tokens"] - before < 3000
     text = page.answers.first.locator(".markdown").inner_text()
     assert 20 < len(text) < 8000
     page.page.unroute_all()
