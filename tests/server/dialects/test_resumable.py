@@ -200,11 +200,13 @@ def test_a_clients_streams_are_bounded(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resumable, "MAX_STREAMS", 2)
-    engine.step_seconds = 0
-    with serving(fake_context(engine)) as url, httpx.Client(base_url=url) as http:
-        for status in (200, 200, 429):
-            answer = http.post("/v1/completions", json={"prompt": "x", "stream": True}, headers=ON)
-            assert answer.status_code == status
+    engine.step_seconds = 0.1  # seconds in all: none ends meanwhile
+    with serving(fake_context(engine)) as url, httpx.Client(base_url=url, timeout=30) as http:
+        for _ in range(2):
+            _begun(http, "/v1/completions", 1)
+        answer = http.post("/v1/completions", json={"prompt": "x", "stream": True}, headers=ON)
+        assert answer.status_code == 429
+        engine.step_seconds = 0
         assert answer.headers["retry-after"] and answer.json()["error"]["code"] == "overloaded"
         assert http.post("/v1/completions", json={"prompt": "x", "stream": True}).status_code == 200
 
@@ -231,6 +233,10 @@ def test_a_server_may_want_it_for_every_stream(
         assert _texts(data for _, data in _events(iter(rest.text.split("\n")))) == TEXT
         assert len(engine.requests) == 1
         # Where there is no place for more, a stream ends with its client as usual.
+        engine.step_seconds = 0.1
+        with http.stream("POST", path, json=_body(path)) as answer:
+            next(_events(answer.iter_lines()))
+        engine.step_seconds = 0
         plain = http.post(path, json=_body(path))
         assert plain.status_code == 200 and "\nid:" not in plain.text
         assert http.post("/api/generate", json={"model": "tiny", "prompt": "Hi"}).status_code == 200
@@ -259,3 +265,20 @@ def test_only_its_own_client_ends_a_stream(engine: ScriptedEngine) -> None:
         assert http.delete("/v1/streams/nothing").status_code == 400
         assert engine.cancelled == []
         assert http.delete(f"/v1/streams/{event}").status_code == 204
+
+
+def test_streams_that_have_ended_make_place(
+    http: httpx.Client, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resumable, "MAX_STREAMS", 2)
+    path = "/v1/completions"
+    lasts = []
+    for _ in range(3):
+        answer = http.post(path, json=_body(path) | {"max_tokens": 2}, headers=ON)
+        assert answer.status_code == 200
+        lasts.append(next(_events(iter(answer.text.splitlines())))[0])
+    kept = [
+        http.post(path, json=_body(path) | {"max_tokens": 2}, headers={"Last-Event-ID": last})
+        for last in lasts
+    ]
+    assert [answer.status_code for answer in kept] == [404, 200, 200]

@@ -57,10 +57,22 @@ class Resumable:
         self._streams: dict[str, _Kept] = {}
 
     def full(self, owner: str) -> bool:
-        """There is no place for a further stream of a client."""
+        """There is no place for a further stream of a client. Streams that have ended make place,
+        the oldest first: many short answers in a minute are no reason to reject one more."""
         self._forget_old()
-        mine = sum(kept.owner == owner for kept in self._streams.values())
-        return mine >= MAX_STREAMS or len(self._streams) >= MAX_ALL
+        mine = [name for name, kept in self._streams.items() if kept.owner == owner]
+        return not (
+            self._has_place(mine, MAX_STREAMS) and self._has_place(list(self._streams), MAX_ALL)
+        )
+
+    def _has_place(self, names: list[str], most: int) -> bool:
+        if len(names) < most:
+            return True
+        ended = [(at, name) for name in names if (at := self._streams[name].stream.ended_at)]
+        if not ended:
+            return False
+        del self._streams[min(ended)[1]]
+        return True
 
     def begin(
         self, owner: str, asked: bytes, identity: str, work: Work, framing: Framing
