@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import random
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import AdapterUse, EngineRequest
 from tidemill.contract.sampling import SamplingParams
+from tidemill.contract.wire import AdapterInfo, Controlled, Sleep, Wake
 from tidemill.engine.offline import InprocEngine
 
 COUNT = 12
@@ -202,6 +204,42 @@ def test_requests_end_while_they_wait_for_their_adapter(folder: Path) -> None:
     assert ends == {"long": "length", "b": "cancelled"}
     assert len(answers(engine, [request("c", (second,), PROMPTS[1], 4)])["c"]) == 4
     engine.close()
+
+
+def test_a_sleeping_engine_gives_its_adapters_back(folder: Path, tmp_path: Path) -> None:
+    engine = InprocEngine.open(config_of(folder, packed_cache=str(tmp_path)))
+    core, messages = engine._core, queue.SimpleQueue[object]()
+    loaded: list[int] = []
+    unloaded: list[int] = []
+    load, unload = core._executor.load_adapters, core._executor.unload_adapters
+
+    def note_load(slot: int, uses: tuple[AdapterUse, ...]) -> AdapterInfo:
+        loaded.append(slot)
+        return load(slot, uses)
+
+    def note_unload(slot: int) -> None:
+        unloaded.append(slot)
+        unload(slot)
+
+    core._executor.load_adapters = note_load  # type: ignore[method-assign]
+    core._executor.unload_adapters = note_unload  # type: ignore[method-assign]
+    client = core.connect(messages.put)
+    try:
+        first, pinned = use_of(engine, folder, 3), use_of(engine, folder, 4, pinned=True)
+        batch = [request(use.name, (use,), PROMPTS[0]) for use in (first, pinned)]
+        batch.append(request("base", (), PROMPTS[0]))
+        before = answers(engine, batch)
+        assert len(loaded) == 2 and not unloaded
+        for message in (Sleep(1), Wake(2)):
+            core.control(client, message)
+            answer = messages.get(timeout=20)
+            assert isinstance(answer, Controlled) and answer.error is None, answer
+            assert sorted(unloaded) == sorted(loaded[:2])
+        assert answers(engine, batch) == before
+        assert len(loaded) == 4 and len(unloaded) == 2
+    finally:
+        core.disconnect(client)
+        engine.close()
 
 
 def test_an_activated_adapter_shares_the_blocks_before_it(

@@ -118,9 +118,8 @@ class AdapterGate:
         self._unload(self._slots.drop(digest))
 
     def clear(self) -> None:
-        """Forget all adapters, if no request uses any."""
-        if not self._slots.references:
-            self._unload(self._slots.clear())
+        """Forget all adapters that no request uses; the next request loads its own again."""
+        self._unload(self._slots.clear())
 
     def close(self) -> None:
         """Stop loading."""

@@ -115,7 +115,9 @@ class EngineCore:
         self._since = 0.0  # when the oldest of them began to compute
         self._lead = 0.0  # seconds that planning and launching take
         self._idle_memory = IdleMemory(scheduler.memory)
-        self._control = MemoryControl(scheduler.memory, info, lambda: scheduler.has_requests)
+        self._control = MemoryControl(
+            scheduler.memory, info, lambda: scheduler.has_requests, self._unload_adapters
+        )
         self._pending_outputs: list[Emission] = []  # of the last step, sent during the next
         self._seconds = [0.0, 0.0, 0.0]  # of all steps, of the backend, of the last step
         self._stats = scheduler.stats()
@@ -647,6 +649,12 @@ class EngineCore:
         gate.settle(self._in_flight[0][0].step_id if self._in_flight else None)
         found, self._granted = self._granted, []
         return found
+
+    def _unload_adapters(self) -> None:
+        """Give back the adapters in memory. No request is open, no step in flight."""
+        if self._adapters is not None:
+            self._settle_adapters(self._adapters)
+            self._adapters.clear()
 
     def _set_preparing(self, request: EngineRequest, preparing: bool) -> None:
         """Record whether a request is being admitted or its program compiled, outside of steps."""

@@ -50,18 +50,24 @@ class MemoryControl:
         memory: the KV cache's books.
         info: the engine's properties.
         has_requests: whether any request is open.
+        unload_adapters: gives back what is loaded again when a request needs it.
 
     Attributes:
         asleep: the weights are released; no step may be submitted.
     """
 
     def __init__(
-        self, memory: KVMemory, info: EngineInfo, has_requests: Callable[[], bool]
+        self,
+        memory: KVMemory,
+        info: EngineInfo,
+        has_requests: Callable[[], bool],
+        unload_adapters: Callable[[], None],
     ) -> None:
         self.asleep = False
         self._memory = memory
         self._info = info
         self._has_requests = has_requests
+        self._unload_adapters = unload_adapters
         self._block_bytes = info.block_size * info.kv_bytes_per_token
         self._waiting: list[_Waiting] = []
         self._beyond = 0  # blocks in use beyond the cache's size, of which pages will be returned
@@ -150,7 +156,8 @@ class MemoryControl:
                 "the engine has requests and sleeps only without any",
                 retryable=True,
             )
-        executor.release_weights()
+        executor.release_weights()  # first: it may refuse
+        self._unload_adapters()
         self.asleep = True
         if keep_prefixes:
             for group, blocks in enumerate(self._memory.vacate(monotonic())):

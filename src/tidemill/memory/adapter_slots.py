@@ -168,8 +168,8 @@ class AdapterSlots:
         return self._remove(key)
 
     def clear(self) -> list[int]:
-        """Remove all entries, none of which has references; returns their slots."""
-        return [self._remove(key) for key in list(self._entries)]
+        """Remove all entries without references, pinned ones too; returns the slots to unload."""
+        return [self._remove(key) for key, e in list(self._entries.items()) if not e.references]
 
     def _remove(self, key: str) -> int:
         slot = self._entries.pop(key).slot
