@@ -26,6 +26,8 @@ SHOWN = {
     "server/batches/openai/files.py",
     *(f"server/dialects/openai/{name}.py" for name in ("responses/archive", "responses/compact")),
     "server/dialects/openai/usage.py",
+    *("server/explanations.py", "server/admin/chats.py"),
+    "server/host/adapters.py",  # `created` of a model
 }
 
 

@@ -125,14 +125,16 @@ def test_speculation_and_a_killed_engine(server: RealServer, alone: list[Answer]
         {"prompt": repeat, "max_tokens": 120, "temperature": 0, "stop": ["lt ti", "oat ro"]},
         {"prompt": repeat, "max_tokens": 90, "temperature": 0.7, "seed": 1, "stop": " grain b"},
     ]
-    expected = _all(server, requests, 1)
+    # Where the server says nothing, tokens that a grammar forces are drafts.
+    expected = _all(server, [{**r, "speculation": "off"} for r in requests], 1)
     assert server.stats()["drafted_tokens"] == 0
     # Lookup drafts as well, where it finds something.
     draft = f"draft={bundled_models()['brook'] / 'draft'}"
     with RealServer("--speculate", draft, "--threads", "1", "--kv-memory", "64MiB") as other:
         _assert_same(_all(other, _requests(), COUNT), alone)
         stats = other.stats()
-        assert stats["drafted_tokens"] > stats["drafts_accepted"] > 100
+        # How many is chosen by prices: a draft seldom pays beside a model as small as brook.
+        assert stats["drafted_tokens"] >= stats["drafts_accepted"] > 0
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(_all, other, requests, len(requests))
             deadline = time.monotonic() + 30

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import getpass
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +23,8 @@ DATABASE = option(
 
 def actor_name() -> str:
     """Who uses this command line, for the audit log."""
+    import getpass
+
     try:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):
@@ -40,6 +40,8 @@ def with_database(url: str | None, work: Callable[[Database], Awaitable[T]]) -> 
     Raises:
         TidemillError: kind CONFIG, or the database does not answer.
     """
+    import asyncio
+
     from tidemill.library.home import default_home
     from tidemill.store.audit import seal_with
     from tidemill.store.database import Database

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPException, HTTPResponse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.cli.declared import option
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 SECONDS = 30.0
@@ -81,6 +83,8 @@ class ServerClient:
 
     @contextmanager
     def _open(self, method: str, path: str, body: object, accept: str) -> Iterator[HTTPResponse]:
+        # Not at the top: every command imports this module, few ask a server.
+        from http.client import HTTPException
         from urllib.error import HTTPError, URLError
         from urllib.request import Request, urlopen
 
