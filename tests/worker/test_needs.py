@@ -119,3 +119,16 @@ def test_a_draft_model_is_counted() -> None:
     assert info.kv_bytes_per_token == needs.token_bytes
     assert info.kv_bytes == pytest.approx(info.num_blocks * 32 * needs.token_bytes, rel=0.01)
     assert info.drafters == ("lookup", "draft") and info.speculation == "auto"
+
+
+def test_medusa_heads_are_counted() -> None:
+    brook = bundled_models()["brook"]
+    asked = config(brook, speculate=f"medusa={brook / 'medusa'}")
+    plain, needs = memory_needs(config(brook)), memory_needs(asked)
+    assert needs.weights.keys() - plain.weights.keys() == {"Medusa heads"}
+    # A map and a residual block of each of the 4 heads, in float32.
+    assert needs.weights["Medusa heads"] == 4 * 4 * (2 * 256 * 256 + 256)
+    worker = load_worker(asked)
+    info = worker.info
+    worker.runner.close()
+    assert 0 <= info.weight_bytes - needs.weight_bytes <= 8192

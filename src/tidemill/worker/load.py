@@ -18,7 +18,7 @@ from tidemill.models.spec import DecoderSpec
 from tidemill.worker.adapters import AdapterLoader
 from tidemill.worker.kv_check import NARROW, check_kv
 from tidemill.worker.machine import available_memory, total_memory
-from tidemill.worker.needs import DRAFT_PART, needs_of
+from tidemill.worker.needs import DRAFT_PART, MEDUSA_PART, needs_of
 from tidemill.worker.opening import Opened, open_files, stored_quantization
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
@@ -134,7 +134,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     )
     memory = backend.memory()
     free = available_memory() - memory.mapped_bytes - memory.promised_bytes
-    free -= needs.weights.get(DRAFT_PART, 0)
+    free -= sum(needs.weights.get(part, 0) for part in (DRAFT_PART, MEDUSA_PART))
     cache = plan_cache(config, spec, kv_dtype, max(0, free), reserve(needs, config), draft_bytes)
     # Elsewhere memory is taken for all blocks at once.
     reserved = cache.reserved_blocks if name == "native" else cache.num_blocks
@@ -192,7 +192,9 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         - (reserved - cache.num_blocks) * token_bytes * config.block_size,
         reserved_blocks=reserved,
         state_bytes=cache.states * spec.state_bytes if foreign is None else 0,
-        weight_bytes=memory.weight_bytes + sum(d.weight_bytes() for d in drafters.values()),
+        weight_bytes=memory.weight_bytes
+        + sum(d.weight_bytes() for d in drafters.values())
+        + needs.weights.get(MEDUSA_PART, 0),  # loaded later
         max_num_seqs=cache.max_num_seqs,
         max_step_tokens=max(config.max_step_tokens, cache.max_model_len if whole else 0),
         prefix_caching=prefix_caching,

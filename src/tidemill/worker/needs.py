@@ -14,7 +14,7 @@ import msgspec
 from tidemill.backends.base import HeldTensor
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.needs import CacheNeeds, MemoryNeeds, ModelFacts
-from tidemill.contract.speculation import DRAFT, read_setting
+from tidemill.contract.speculation import DRAFT, MEDUSA, read_setting
 from tidemill.models import tensors as names
 from tidemill.models.layers import Attention, Layer, Moe, Recurrent
 from tidemill.models.spec import DecoderSpec
@@ -27,6 +27,8 @@ PROCESS_BYTES = 42 * 2**20
 _BACKEND_BYTES = {"native": 0, "torch": 260 * 2**20, "transformers": 400 * 2**20}
 # The part of the weights that is another model's.
 DRAFT_PART = "draft model"
+# The part that is Medusa heads.
+MEDUSA_PART = "Medusa heads"
 # Of a token's text in the vocabulary's tables, where constraints are compiled.
 _TOKEN_BYTES = 64
 # Tokens whose experts are computed at once (kMoeChunkTokens).
@@ -51,12 +53,18 @@ def memory_needs(config: EngineConfig) -> MemoryNeeds:
 def needs_of(config: EngineConfig, opened: Opened) -> MemoryNeeds:
     """As `memory_needs`, of opened files."""
     needs = _of_model(config, opened)
-    if DRAFT not in read_setting(config.speculate).drafters:
-        return needs
-    from tidemill.worker.speculate.opening import open_draft
+    drafters = read_setting(config.speculate).drafters
+    if DRAFT in drafters:
+        from tidemill.worker.speculate.opening import open_draft
 
-    draft = open_draft(config, opened)
-    return needs if draft is None else _with_draft(needs, _of_model(*draft))
+        draft = open_draft(config, opened)
+        return needs if draft is None else _with_draft(needs, _of_model(*draft))
+    if MEDUSA in drafters:
+        from tidemill.worker.speculate.opening import medusa_bytes
+
+        heads = {MEDUSA_PART: medusa_bytes(config, opened)}
+        return msgspec.structs.replace(needs, weights=needs.weights | heads)
+    return needs
 
 
 def _with_draft(needs: MemoryNeeds, draft: MemoryNeeds) -> MemoryNeeds:

@@ -162,6 +162,26 @@ def load_medusa(config: EngineConfig, opened: Opened, runner: Runner, progress: 
     progress(f"{len(heads)} Medusa heads, {drafter.weight_bytes() / 2**20:.0f} MiB")
 
 
+def medusa_bytes(config: EngineConfig, opened: Opened) -> int:
+    """What the Medusa heads of a configuration take beside the model, in bytes.
+
+    Raises:
+        TidemillError: as `load_medusa`.
+    """
+    spec, options = opened.files.spec, opened.options
+    total = 0
+    for head in read_heads(resolve(read_setting(config.speculate).file), spec, config.model):
+        total += sum(weight.nbytes + bias.nbytes for weight, bias in head.blocks)
+        if not head.own:
+            total += 4 * spec.hidden_size**2
+            continue
+        bare, tensors = _bare(head, spec, options, opened.backend)
+        headers = {name: tensors.header(name) for name in tensors}
+        held = opened.module.held_tensors(bare, headers, options)
+        total += sum(tensor.nbytes for tensor in held.values())
+    return total
+
+
 def bare_output(
     head: Head, spec: DecoderSpec, load: BackendFactory, options: BackendOptions, backend: str
 ) -> Backend:
@@ -172,6 +192,15 @@ def bare_output(
         spec: of the model that is drafted for.
         load, options, backend: the model's.
     """
+    bare, tensors = _bare(head, spec, options, backend)
+    made = load(bare, tensors, options)
+    made.allocate_cache((1,))
+    return made
+
+
+def _bare(
+    head: Head, spec: DecoderSpec, options: BackendOptions, backend: str
+) -> tuple[DecoderSpec, LazyTensors]:
     bare = DecoderSpec(
         family=spec.family,
         vocab_size=spec.vocab_size,
@@ -184,10 +213,7 @@ def bare_output(
         last_norm=False,
     )
     wide = options.dtype == "float32" or backend != "native"
-    tensors = LazyTensors({names.EMBED: head.score}).held(Holding(wide, options.quantize))
-    made = load(bare, tensors, options)
-    made.allocate_cache((1,))
-    return made
+    return bare, LazyTensors({names.EMBED: head.score}).held(Holding(wide, options.quantize))
 
 
 class KeptLayers:
