@@ -20,7 +20,9 @@ from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import AdapterUse, EngineRequest
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import AdapterInfo, Controlled, Sleep, Wake
+from tidemill.engine.core import make_core
 from tidemill.engine.offline import InprocEngine
+from tidemill.executor.inproc import open_inproc
 
 COUNT = 12
 PROMPTS = [[5, 9, 33, 17, 2 + i] for i in range(3)]
@@ -207,11 +209,12 @@ def test_requests_end_while_they_wait_for_their_adapter(folder: Path) -> None:
 
 
 def test_a_sleeping_engine_gives_its_adapters_back(folder: Path, tmp_path: Path) -> None:
-    engine = InprocEngine.open(config_of(folder, packed_cache=str(tmp_path)))
-    core, messages = engine._core, queue.SimpleQueue[object]()
+    config = config_of(folder, packed_cache=str(tmp_path))
+    opened = open_inproc(config, lambda line: None)
+    executor = opened.executor
     loaded: list[int] = []
     unloaded: list[int] = []
-    load, unload = core._executor.load_adapters, core._executor.unload_adapters
+    load, unload = executor.load_adapters, executor.unload_adapters
 
     def note_load(slot: int, uses: tuple[AdapterUse, ...]) -> AdapterInfo:
         loaded.append(slot)
@@ -221,8 +224,10 @@ def test_a_sleeping_engine_gives_its_adapters_back(folder: Path, tmp_path: Path)
         unloaded.append(slot)
         unload(slot)
 
-    core._executor.load_adapters = note_load  # type: ignore[method-assign]
-    core._executor.unload_adapters = note_unload  # type: ignore[method-assign]
+    executor.load_adapters = note_load  # type: ignore[method-assign]
+    executor.unload_adapters = note_unload  # type: ignore[method-assign]
+    core, messages = make_core(opened, config).start(), queue.SimpleQueue[object]()
+    engine = InprocEngine(core)
     client = core.connect(messages.put)
     try:
         first, pinned = use_of(engine, folder, 3), use_of(engine, folder, 4, pinned=True)

@@ -158,8 +158,9 @@ async def test_killed_again_and_again_the_answers_are_the_same(engine: Engine) -
     for share in (0.01, 0.2, 0.25, 0.6):
         await engine.told((1 + share) * before)
         await engine.kill()
-    # How many a kill finds depends on how busy the machine is; that it finds some does not.
-    assert [bool(r.replayed) for r in engine.seen] == [True] * 4, "a kill came too late"
+    # How many a kill finds depends on how busy the machine is: a later one may find that the engine
+    # is done, and only its outputs are still on their way.
+    assert len(engine.seen) == 4 and engine.seen[0].replayed, "the first kill came too late"
     assert await got == want
     stats = await engine.engine.stats()
     assert stats.blocks_used == stats.running == stats.queued == 0
