@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from tidemill.base.errors import TidemillError
@@ -19,6 +20,7 @@ from tidemill.bench.load import run_bench
 from tidemill.bench.options import BenchOptions
 from tidemill.bench.report import render_table, report_json
 from tidemill.bench.stats import percentile
+from tidemill.cli.bench import bench
 
 
 def chunk(data: bytes) -> bytes:
@@ -192,3 +194,9 @@ def test_report_is_json_and_a_table() -> None:
 def test_percentile_is_linear() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
     assert percentile([5.0], 99) == 5.0
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured() -> None:
+    asked = ["http://127.0.0.1:9", "--csv", "/none/a.csv"]
+    with pytest.raises(TidemillError, match=r"--csv /none/a\.csv"):
+        CliRunner().invoke(bench, asked, catch_exceptions=False)

@@ -162,6 +162,7 @@ def test_every_servers_way_to_ask(url: str, engine: ScriptedEngine) -> None:
         ({"lora": [{"id": 0}], "lora_path": "verse"}, "lora"),
         ({"lora": [{"id": 0}], "model": "verse"}, "model"),
         ({"lora_path": "none"}, "lora_path"),
+        ({"model": "verse:verse"}, "model"),  # an adapter has none of its own
     ],
 )
 def test_wrong_ways_to_ask(url: str, body: dict[str, Any], field: str) -> None:

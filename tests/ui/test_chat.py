@@ -242,6 +242,8 @@ def test_presets_are_kept_and_parameters_are_checked(page: Page) -> None:
     page.page.locator("summary", has_text="Presets").click()
     page.page.get_by_label("Name of the preset").fill("pirate")
     page.page.locator(".settings form", has_text="Save").last.get_by_text("Save").click()
+    kept = page.page.get_by_label("Use a preset").locator("option", has_text="pirate")
+    kept.wait_for(state="attached")
     page.page.reload()
     page.set_field("Temperature", "7")
     page.page.get_by_text("From 0 to 2.").wait_for()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,7 @@ def measure(
         prices=_named("prices", prices or ""),
         label=label or "",
     )
+    _check_writable(json=json_file, csv=csv_file, html=html_file)
     report = _measured(options)
     _print(report)
     _write(report, json_file, csv_file, html_file)
@@ -223,6 +225,13 @@ def _print(report: BenchReport) -> None:
     is_terminal = Console(stderr=True).is_terminal
     console = Console(width=None if is_terminal else 160)
     console.print(render_table(report, console.width))
+
+
+def _check_writable(**files: Path | None) -> None:
+    """Refuse a file that cannot be written before anything is measured for it."""
+    for name, file in files.items():
+        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+            raise config_error(name, f"--{name} {file}: it cannot be written there")
 
 
 def _write(

@@ -239,7 +239,8 @@ class ModelHost:
             if name in slot.adapters:
                 return slot, name
         base, _, own = name.rpartition(":")
-        if not base or not self._has_any(base):
+        # An adapter has none of its own.
+        if not base or self.adapter(base) is not None or not self._has_any(base):
             return None
         slot = self._slot(base)
         return (slot, own) if own in slot.adapters else None
