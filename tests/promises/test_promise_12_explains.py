@@ -92,21 +92,32 @@ def test_a_prompt_its_chunks_and_its_second_time(server: RealServer) -> None:
 
 
 def test_a_slow_gap_names_the_prompt_that_shared_its_steps(server: RealServer) -> None:
+    # On a busy machine other gaps may be the slowest, or the stream is over too early: again then.
+    for attempt in range(5):
+        gaps = _disturbed(server, f"streaming{attempt}", f"disturbing{attempt}")
+        named = {prompt["id"] for gap in gaps for prompt in gap["prompts"]}
+        assert named <= {f"disturbing{attempt}"}
+        if any(gap["cause"] == "prompts" for gap in gaps) and named:
+            return
+    pytest.fail("no gap names the prompt")
+
+
+def _disturbed(server: RealServer, streaming: str, disturbing: str) -> list[dict[str, Any]]:
+    """The slowest gaps of a stream beside which a long prompt is computed."""
+
     def stream() -> None:
-        ask(server, "streaming", prompt="one", max_tokens=1500, ignore_eos=True)
+        ask(server, streaming, prompt="one", max_tokens=1500, ignore_eos=True)
 
     thread = threading.Thread(target=stream)
     thread.start()
     while not server.http.get("/admin/requests?state=running&model=brook").json()["requests"]:
         time.sleep(0.005)
     running = server.http.get("/admin/requests?state=running").json()["requests"]
-    assert running[0]["id"] == "streaming" and running[0]["state"] == "running"
-    ask(server, "disturbing", prompt="disturb " + WORDS * 150, max_tokens=1)
+    assert running[0]["id"] == streaming and running[0]["state"] == "running"
+    ask(server, disturbing, prompt=f"{disturbing} " + WORDS * 150, max_tokens=1)
     thread.join()
-    gaps = choice_of(told(server, "streaming"))["decode"]["slowest"]
-    named = {prompt["id"] for gap in gaps for prompt in gap["prompts"]}
-    assert named == {"disturbing"}
-    assert any(gap["cause"] == "prompts" for gap in gaps)
+    slowest: list[dict[str, Any]] = choice_of(told(server, streaming))["decode"]["slowest"]
+    return slowest
 
 
 def test_a_grammar_is_compiled_once(server: RealServer) -> None:
