@@ -453,14 +453,35 @@ void run_extremes(const KernelTable& t) {
   }
 }
 
+constexpr int64_t kExtremeK = 64, kExtremeN = 32;
+
+// A [kExtremeN, kExtremeK] matrix whose weights all have one value, so that no products cancel, times the
+// largest and the smallest activation. A zero weight that is dequantized becomes 2^-29 of `largest`, the largest
+// weight that a row may have; `what` and `code` are for the message.
+void check_equal_weights(const KernelTable& t, WeightType type, const uint8_t* bytes, double value, double largest,
+                         const char* what, int code) {
+  constexpr int64_t k = kExtremeK, n = kExtremeN;
+  const ActType kind = t.act_type(type, false);
+  const int64_t size = t.panel_bytes(type, kind, k);
+  Buffer packed(size), act(t.act_row_bytes(kind, k));
+  t.pack_panel(type, bytes, type, kind, 0, n, k, packed.data);
+  const PackedMatrix w{type, kind, n, k, size, packed.data};
+  const double slack = kind == ActType::BF16 && value == 0 ? std::ldexp(127 * k * largest, -29) : 0;
+  for (int sign : {-1, 1}) {
+    std::vector<float> x(k, 127.0f * sign), out(n);
+    t.pack_act(kind, x.data(), k, act.data);
+    t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n, false, nullptr);
+    for (float v : out)
+      if (!(std::fabs(v - sign * 127 * k * value) <= slack)) fail(t.isa, what, "%s code %d: %g", name(type), code, v);
+  }
+}
+
 // The same for 4-bit types: all weights have the same code, so no products cancel.
 void run_nibble_extremes(const KernelTable& t, WeightType type) {
-  constexpr int64_t k = 64, n = 32;
-  const ActType kind = t.act_type(type, false);
   const uint16_t one = half_bits(1.0f);
   for (int code = 0; code < 16; ++code) {
     std::vector<uint8_t> bytes;
-    for (int64_t g = 0; g < n * k / 32; ++g) {
+    for (int64_t g = 0; g < kExtremeN * kExtremeK / 32; ++g) {
       if (type == WeightType::MXFP4) {
         bytes.push_back(127);
       } else {
@@ -470,48 +491,20 @@ void run_nibble_extremes(const KernelTable& t, WeightType type) {
     }
     const double value = type == WeightType::Q4_0 ? code - 8
                          : type == WeightType::MXFP4 ? e2m1(code) : kIq4Steps[code];
-    const int64_t size = t.panel_bytes(type, kind, k);
-    Buffer packed(size), act(t.act_row_bytes(kind, k));
-    t.pack_panel(type, bytes.data(), type, kind, 0, n, k, packed.data);
-    const PackedMatrix w{type, kind, n, k, size, packed.data};
-    // A zero weight that is dequantized becomes 2^-29 of the row's largest possible weight.
     const double largest = type == WeightType::Q4_0 ? 8 : 127;
-    const double slack = kind == ActType::BF16 && value == 0 ? std::ldexp(127 * k * largest, -29) : 0;
-    for (int sign : {-1, 1}) {
-      std::vector<float> x(k, 127.0f * sign), out(n);
-      t.pack_act(kind, x.data(), k, act.data);
-      t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n, false, nullptr);
-      for (float v : out)
-        if (!(std::fabs(v - sign * 127 * k * value) <= slack))
-          fail(t.isa, "extremes of four bits", "%s code %d: %g", name(type), code, v);
-    }
+    check_equal_weights(t, type, bytes.data(), value, largest, "extremes of four bits", code);
   }
 }
 
 // The same for the other types of groups of 32.
 void run_legacy_extremes(const KernelTable& t, WeightType type) {
-  constexpr int64_t k = 64, n = 32;
-  const ActType kind = t.act_type(type, false);
   for (int code : {0, 1, 15, 16, 31}) {
     if (type == WeightType::Q4_1 && code > 15) continue;
     Source source{type, {}, {}, {}, {}};
     int q[32];
     for (int& of : q) of = code;
-    for (int64_t g = 0; g < n * k / 32; ++g) legacy_block(type, 1, 3, q, source);
-    const int64_t size = t.panel_bytes(type, kind, k);
-    Buffer packed(size), act(t.act_row_bytes(kind, k));
-    t.pack_panel(type, source.bytes.data(), type, kind, 0, n, k, packed.data);
-    const PackedMatrix w{type, kind, n, k, size, packed.data};
-    const double value = source.values[0];
-    const double slack = kind == ActType::BF16 && value == 0 ? std::ldexp(127 * k * 34.0, -29) : 0;
-    for (int sign : {-1, 1}) {
-      std::vector<float> x(k, 127.0f * sign), out(n);
-      t.pack_act(kind, x.data(), k, act.data);
-      t.gemm(w, act.data, int64_t(act.size), 1, 0, 1, nullptr, out.data(), n, false, nullptr);
-      for (float v : out)
-        if (!(std::fabs(v - sign * 127 * k * value) <= slack))
-          fail(t.isa, "extremes of five bits", "%s code %d: %g", name(type), code, v);
-    }
+    for (int64_t g = 0; g < kExtremeN * kExtremeK / 32; ++g) legacy_block(type, 1, 3, q, source);
+    check_equal_weights(t, type, source.bytes.data(), source.values[0], 34, "extremes of five bits", code);
   }
 }
 

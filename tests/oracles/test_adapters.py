@@ -95,18 +95,33 @@ def test_merged_as_peft_computes(family: str, kind: str, tmp_path: Path) -> None
     assert (logits(reload(tmp_path / "out")) - wanted).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(
+saved_and_biased = pytest.mark.parametrize(
     ("family", "config"),
     [
-        ("Llama 1 to 3", {"modules_to_save": ["embed_tokens", "lm_head", "input_layernorm"]}),
-        ("Gemma 2", {"modules_to_save": ["embed_tokens", "post_attention_layernorm"]}),
-        ("Gemma 2", {"modules_to_save": ["lm_head"]}),
-        ("Qwen2, Qwen2.5", {"bias": "all", "target_modules": ["q_proj", "v_proj"]}),
-        ("GPT-J", {"lora_bias": True, "target_modules": ["fc_in", "fc_out"]}),
-        ("GPT-2", {"target_modules": ["lm_head"]}),
+        pytest.param(
+            "Llama 1 to 3",
+            {"modules_to_save": ["embed_tokens", "lm_head", "input_layernorm"]},
+            id="saved",
+        ),
+        pytest.param(
+            "Gemma 2",
+            {"modules_to_save": ["embed_tokens", "post_attention_layernorm"]},
+            id="tied-embedding",
+        ),
+        pytest.param("Gemma 2", {"modules_to_save": ["lm_head"]}, id="tied-head"),
+        pytest.param(
+            "Qwen2, Qwen2.5", {"bias": "all", "target_modules": ["q_proj", "v_proj"]}, id="biases"
+        ),
+        pytest.param(
+            "GPT-J", {"lora_bias": True, "target_modules": ["fc_in", "fc_out"]}, id="lora-bias"
+        ),
+        pytest.param("GPT-2", {"target_modules": ["lm_head"]}, id="tied-lora-head"),
     ],
-    ids=["saved", "tied-embedding", "tied-head", "biases", "lora-bias", "tied-lora-head"],
 )
+"""What adapters change beside low-rank products."""
+
+
+@saved_and_biased
 def test_saved_modules_and_biases(family: str, config: dict[str, Any], tmp_path: Path) -> None:
     model = make_case(case_of(family), tmp_path / "base")
     wanted_modules = {"target_modules": FAMILIES[family][:2], **config}

@@ -11,7 +11,14 @@ import torch
 from helpers.backend_driver import BackendDriver, options
 from helpers.family_cases import make_case
 from helpers.tiny_text import tokenizer_json
-from oracles.test_adapters import FAMILIES, KINDS, TOKENS, case_of, make_adapter
+from oracles.test_adapters import (
+    FAMILIES,
+    KINDS,
+    TOKENS,
+    case_of,
+    make_adapter,
+    saved_and_biased,
+)
 
 from tidemill.backends import native
 from tidemill.backends import torch as torch_backend
@@ -89,18 +96,7 @@ def test_beside_the_base_as_peft_computes(
     driver.backend.close()
 
 
-@pytest.mark.parametrize(
-    ("family", "config"),
-    [
-        ("Llama 1 to 3", {"modules_to_save": ["embed_tokens", "lm_head", "input_layernorm"]}),
-        ("Gemma 2", {"modules_to_save": ["embed_tokens", "post_attention_layernorm"]}),
-        ("Gemma 2", {"modules_to_save": ["lm_head"]}),
-        ("Qwen2, Qwen2.5", {"bias": "all", "target_modules": ["q_proj", "v_proj"]}),
-        ("GPT-J", {"lora_bias": True, "target_modules": ["fc_in", "fc_out"]}),
-        ("GPT-2", {"target_modules": ["lm_head"]}),
-    ],
-    ids=["saved", "tied-embedding", "tied-head", "biases", "lora-bias", "tied-lora-head"],
-)
+@saved_and_biased
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_saved_modules_and_biases(
     backend: str, family: str, config: dict[str, Any], tmp_path: Path

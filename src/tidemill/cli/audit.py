@@ -39,6 +39,7 @@ def verify(
     import json
 
     from tidemill.store.audit import sealer
+    from tidemill.store.verify import document
     from tidemill.store.verify import verify as check
 
     def work(connection: Connection) -> list[ChainReport]:
@@ -47,18 +48,7 @@ def verify(
     reports = with_database(database, lambda opened: opened.read(work))
     faults = [report.fault for report in reports if report.fault is not None]
     if as_json:
-        chains = [
-            {
-                "chain": report.chain,
-                "rows": report.rows,
-                "erased": report.erased,
-                "pruned": report.pruned,
-                "seals": report.seals,
-                "fault": None if report.fault is None else str(report.fault),
-            }
-            for report in reports
-        ]
-        click.echo(json.dumps({"valid": not faults, "chains": chains}, indent=2))
+        click.echo(json.dumps(document(reports), indent=2))
     else:
         for fault in faults:
             click.echo(str(fault))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,22 @@ class ChainReport:
     pruned: int
     seals: int
     fault: Fault | None
+
+
+def document(reports: Sequence[ChainReport]) -> dict[str, Any]:
+    """What was found of all chains, as JSON."""
+    chains = [
+        {
+            "chain": report.chain,
+            "rows": report.rows,
+            "erased": report.erased,
+            "pruned": report.pruned,
+            "seals": report.seals,
+            "fault": None if report.fault is None else str(report.fault),
+        }
+        for report in reports
+    ]
+    return {"valid": all(report.fault is None for report in reports), "chains": chains}
 
 
 def verify(connection: Connection, sealer: Sealer | None) -> Iterator[ChainReport]:
