@@ -86,8 +86,8 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
     files, name, options, tensors = opened.files, opened.backend, opened.options, opened.tensors
     speculation = read_setting(config.speculate)
     spec, dtype, kv_dtype, threads = files.spec, options.dtype, options.kv_dtype, options.threads
-    needs = needs_of(config, opened)
     draft = _open_drafters(config, opened) if DRAFT in speculation.drafters else None
+    needs = needs_of(config, opened, draft)
     draft_bytes = 0 if draft is None else draft.token_bytes
     if config.device == "cpu":
         check_weights_fit(needs, available_memory(), config.served_name)

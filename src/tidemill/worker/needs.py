@@ -8,6 +8,7 @@ sum of the buffers that csrc/model/decoder.h names, and what an idle process was
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +20,9 @@ from tidemill.models import tensors as names
 from tidemill.models.layers import Attention, Layer, Moe, Recurrent
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.opening import Opened, open_files, stored_quantization
+
+if TYPE_CHECKING:
+    from tidemill.worker.speculate.opening import Draft
 
 _FLOAT = 4
 # The interpreter, numpy, the core and what both allocate, measured as the PSS of engines.
@@ -50,14 +54,14 @@ def memory_needs(config: EngineConfig) -> MemoryNeeds:
     return needs_of(config, open_files(config))
 
 
-def needs_of(config: EngineConfig, opened: Opened) -> MemoryNeeds:
-    """As `memory_needs`, of opened files."""
+def needs_of(config: EngineConfig, opened: Opened, draft: Draft | None = None) -> MemoryNeeds:
+    """As `memory_needs`, of opened files, and a draft model that is opened where there is one."""
     needs = _of_model(config, opened)
     drafters = read_setting(config.speculate).drafters
     if DRAFT in drafters:
         from tidemill.worker.speculate.opening import open_draft
 
-        draft = open_draft(config, opened)
+        draft = draft or open_draft(config, opened)
         return needs if draft is None else _with_draft(needs, _of_model(*draft))
     if MEDUSA in drafters:
         from tidemill.worker.speculate.opening import medusa_bytes

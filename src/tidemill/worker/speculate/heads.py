@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +35,19 @@ class Head:
     """One head: residual blocks g = h + silu(W h + b), and what scores the last one's result.
 
     Attributes:
-        blocks: (W [width, width], b [width]) of each block.
+        stored: (W [width, width], b [width]) of each block, in the file.
         score: its own output matrix, or a map in front of the model's.
         own: which of the two.
     """
 
-    blocks: tuple[tuple[Float32, Float32], ...]
+    stored: tuple[tuple[OneTensor, OneTensor], ...]
     score: OneTensor
     own: bool
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[Float32, Float32], ...]:
+        """The blocks' values, read when they are first needed."""
+        return tuple((weight.values(), bias.values()) for weight, bias in self.stored)
 
     def hidden(self, x: Float32) -> Float32:
         """What the last block makes of hidden states [rows, width]."""
@@ -52,7 +58,7 @@ class Head:
 
 
 def read_heads(path: Path, spec: DecoderSpec, model: str) -> list[Head]:
-    """The heads in a folder or file; tensors of the residual blocks are read.
+    """The heads in a folder or file; no values are read.
 
     Args:
         path: the folder or file.
@@ -100,7 +106,7 @@ def _head(
         shapes = {"weight": (width, width), "bias": (width,)}
         values = {kind: _checked(parts, layer, kind, shape, name, model)
                   for kind, shape in shapes.items()}  # fmt: skip
-        blocks.append((values["weight"].values(), values["bias"].values()))
+        blocks.append((values["weight"], values["bias"]))
     score = parts.get((last, "weight"))
     if score is None or score.shape not in ((width, width), (vocab, width)):
         shape = "missing" if score is None else f"of shape {list(score.shape)}"

@@ -51,6 +51,8 @@ class MedusaDrafter:
         self._backend = backend
         self._inputs = inputs
         self._heads = list(heads)
+        # Read here, not amid a step.
+        self._block_bytes = sum(w.nbytes + b.nbytes for head in heads for w, b in head.blocks)
         self._maps = [None if head.own else head.score.values().T for head in heads]
         self._outputs = list(outputs)
         self._idle = idle
@@ -167,8 +169,9 @@ class MedusaDrafter:
     def weight_bytes(self) -> int:
         """See LoadedDrafter."""
         maps = sum(one.nbytes for one in self._maps if one is not None)
-        blocks = sum(w.nbytes + b.nbytes for head in self._heads for w, b in head.blocks)
-        return maps + blocks + sum(output.memory().weight_bytes for output in self._own())
+        return (
+            maps + self._block_bytes + sum(output.memory().weight_bytes for output in self._own())
+        )
 
     def kv_bytes(self) -> int:
         """See LoadedDrafter."""

@@ -169,11 +169,11 @@ def medusa_bytes(config: EngineConfig, opened: Opened) -> int:
         TidemillError: as `load_medusa`.
     """
     spec, options = opened.files.spec, opened.options
-    total = 0
+    total, width = 0, spec.hidden_size
     for head in read_heads(resolve(read_setting(config.speculate).file), spec, config.model):
-        total += sum(weight.nbytes + bias.nbytes for weight, bias in head.blocks)
+        total += 4 * len(head.stored) * (width**2 + width)
         if not head.own:
-            total += 4 * spec.hidden_size**2
+            total += 4 * width**2
             continue
         bare, tensors = _bare(head, spec, options, opened.backend)
         headers = {name: tensors.header(name) for name in tensors}
