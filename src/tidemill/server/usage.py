@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from tidemill.base.errors import bad_request
 from tidemill.server.access.auth import Principal
 from tidemill.server.access.keys import Role
 from tidemill.server.context import ServerContext
@@ -67,16 +66,3 @@ async def read(context: ServerContext, work: Callable[[Connection], T]) -> T:
     if context.recorder is not None:
         await context.recorder.flush()
     return await database.read(work)
-
-
-def whole_number(value: str | None, name: str, default: int, most: int) -> int:
-    """A query parameter from 1 to `most`.
-
-    Raises:
-        TidemillError: kind BAD_REQUEST.
-    """
-    if value is None:
-        return default
-    if not (value.isascii() and value.isdigit() and 1 <= int(value[:10]) <= most):
-        raise bad_request(name, f"{name} must be a whole number from 1 to {most}")
-    return int(value)

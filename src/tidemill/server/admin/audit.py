@@ -9,12 +9,13 @@ from tidemill.base.errors import bad_request
 from tidemill.server.access.keys import Role
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import Endpoint
+from tidemill.server.dialects.query import check_query, number
 from tidemill.server.transport.pieces import json_response
-from tidemill.server.usage import read, whole_number
+from tidemill.server.usage import read
 
 READERS = frozenset({Role.ADMIN, Role.AUDITOR})
 MAX_ROWS = 1000
-_KNOWN = ("limit", "before", "acts")
+_KNOWN = frozenset(("limit", "before", "acts"))
 
 
 async def list_rows(context: ServerContext, request: Request) -> Response:
@@ -22,12 +23,9 @@ async def list_rows(context: ServerContext, request: Request) -> Response:
     (seconds since the epoch), with `acts=true` what administrators did alone."""
     from tidemill.store.audit_rows import latest_rows
 
+    check_query(request, _KNOWN)
     given = request.query_params
-    for name in given:
-        if name not in _KNOWN:
-            known = ", ".join(_KNOWN)
-            raise bad_request(name, f"there is no parameter {name[:64]!r}; known are {known}")
-    limit = whole_number(given.get("limit"), "limit", 100, MAX_ROWS)
+    limit = number(request, "limit", 1, MAX_ROWS) or 100
     acts = given.get("acts", "").lower() in ("1", "true", "yes")
     before = _milliseconds(given.get("before"))
     rows = await read(context, lambda c: latest_rows(c, limit, before=before, acts=acts))

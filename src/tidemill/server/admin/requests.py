@@ -15,9 +15,10 @@ from tidemill.server.access.auth import Principal, principal_of
 from tidemill.server.access.keys import Role
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import Endpoint
+from tidemill.server.dialects.query import check_query, number
 from tidemill.server.errors import Rejection, reject
 from tidemill.server.transport.pieces import json_response
-from tidemill.server.usage import READERS, whole_number
+from tidemill.server.usage import READERS
 from tidemill.telemetry.recent import Recent, Story
 
 MOST = 1000
@@ -38,6 +39,8 @@ _CHOOSING: dict[str, Callable[[Story], str]] = {
 }
 """Query parameters that choose requests, and what each compares."""
 
+_KNOWN = frozenset((*_CHOOSING, "limit", "slower"))
+
 
 async def list_requests(context: ServerContext, request: Request) -> Response:
     """The latest requests, those that run first: `limit` of them (100). model, version, key, team,
@@ -47,11 +50,8 @@ async def list_requests(context: ServerContext, request: Request) -> Response:
     from tidemill.telemetry.explain import summary
 
     recent, given = _recent(context), request.query_params
-    for name in given:
-        if name not in (*_CHOOSING, "limit", "slower"):
-            known = ", ".join(sorted((*_CHOOSING, "limit", "slower")))
-            raise bad_request(name, f"there is no parameter {name[:64]!r}; known are {known}")
-    limit = whole_number(given.get("limit"), "limit", 100, MOST)
+    check_query(request, _KNOWN)
+    limit = number(request, "limit", 1, MOST) or 100
     slower = _seconds(given.get("slower"))
     wanted = {name: set(given.getlist(name)) for name in given if name in _CHOOSING}
     now, found = monotonic(), []

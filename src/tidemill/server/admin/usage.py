@@ -12,6 +12,7 @@ from tidemill.contract.prices import Prices
 from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import Endpoint
+from tidemill.server.dialects.query import check_query
 from tidemill.server.transport.pieces import json_response
 from tidemill.server.usage import READERS, check_sees_all, narrowed, read
 
@@ -21,10 +22,9 @@ MAX_ROWS = 10_000
 _OWNERS = (("key", "keys"), ("team", "teams"), ("organisation", "organisations"), ("user", "users"))
 _FORMATS = ("json", "csv")
 _ONCE = ("since", "until", "format")
-_KNOWN = {
-    *("since", "until", "by", "model", "operation", "format"),
-    *(name for name, _ in _OWNERS),
-}
+_KNOWN = frozenset(
+    ("since", "until", "by", "model", "operation", "format", *(name for name, _ in _OWNERS))
+)
 
 
 async def usage(context: ServerContext, request: Request) -> Response:
@@ -37,11 +37,8 @@ async def usage(context: ServerContext, request: Request) -> Response:
     from tidemill.store.usage import FOREVER, Query, ids_named, lost, total_of
     from tidemill.store.usage import usage as rows_of
 
+    check_query(request, _KNOWN)
     given = request.query_params
-    for name in given:
-        if name not in _KNOWN:
-            known = ", ".join(sorted(_KNOWN))
-            raise bad_request(name, f"there is no parameter {name[:64]!r}; known are {known}")
     for name in _ONCE:
         if len(given.getlist(name)) > 1:
             raise bad_request(

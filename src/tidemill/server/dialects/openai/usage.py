@@ -17,8 +17,9 @@ from tidemill.contract.prices import NANO
 from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import Endpoint
+from tidemill.server.dialects.query import number
 from tidemill.server.transport.pieces import json_response
-from tidemill.server.usage import READERS, narrowed, read, whole_number
+from tidemill.server.usage import READERS, narrowed, read
 
 if TYPE_CHECKING:
     from tidemill.store.usage import UsageRow
@@ -120,7 +121,7 @@ class _Page:
                 f"bucket_width must be {' or '.join(widths)} here: usage is kept by hour",
             )
         self._width, default, most = widths[width]
-        self._limit = whole_number(given.get("limit"), "limit", default, most)
+        self._limit = number(request, "limit", 1, most) or default
         start = _second(given.get("page") or given.get("start_time"), "start_time")
         self._start = start // self._width * self._width
         end = given.get("end_time")
