@@ -107,6 +107,12 @@ def test_time_and_memory_are_bounded(faulty: GrammarSandbox, poison: str, words:
     faulty.attempt(FINE)
 
 
+def _stopped(process: psutil.Process) -> psutil.Process:
+    process.suspend()
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+    return process
+
+
 def test_a_sandbox_that_says_nothing_is_replaced(
     sandbox: GrammarSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,8 +120,9 @@ def test_a_sandbox_that_says_nothing_is_replaced(
     sandbox.attempt(FINE)
     before = sandbox.pid
     assert before is not None
-    for process in (psutil.Process(before), *psutil.Process(before).children()):
-        process.suspend()
+    # The parent first: it makes children. A signal takes effect later than it is sent.
+    for child in _stopped(psutil.Process(before)).children():
+        _stopped(child)
     sandbox.attempt(FINE)
     assert sandbox.pid != before and not psutil.pid_exists(before)
 
