@@ -74,7 +74,9 @@ webui-check: ## the page's built files are what webui/ gives (Node 20)
 	$(PYTHON) .ci/webui.py
 
 test-ui: test-install ## the page in Debian's Chromium, as people use it (four minutes at most)
-	TIDEMILL_UI_TESTS=all $(BIN)/python -m pytest tests/ui $(PYTEST_ARGS)
+	TIDEMILL_UI_TESTS=all $(BIN)/python -m pytest tests/ui $(PYTEST_ARGS) || \
+	  { echo "once more what failed: a browser is slow where the machine is busy"; \
+	    TIDEMILL_UI_TESTS=all $(BIN)/python -m pytest tests/ui --last-failed --last-failed-no-failures none; }
 
 brook: test-install ## train the bundled model and its companions (resumes; see training/README.md)
 	nice -n 5 $(BIN)/python -m training.build --minutes $(or $(MINUTES),75) \

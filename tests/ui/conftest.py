@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 def page(browser: Browser, server: RealServer) -> Iterator[Page]:
     """The page in a new profile; what its console says in error fails the test."""
     context = browser.new_context(viewport={"width": 1200, "height": 800}, locale="en-GB")
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(30_000)
     opened = Page(context.new_page(), server.url)
     opened.open()
     yield opened
