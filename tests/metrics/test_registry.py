@@ -12,7 +12,7 @@ from tidemill.metrics.registry import ServerMetrics
 
 def samples(metrics: ServerMetrics) -> dict[str, float]:
     found = {}
-    for family in text_string_to_metric_families(metrics.render().decode()):
+    for family in text_string_to_metric_families(metrics.render()[0].decode()):
         for sample in family.samples:
             labels = ",".join(v for k, v in sample.labels.items() if k not in ("le", "model"))
             if "le" not in sample.labels:

@@ -27,7 +27,7 @@ ORDER = ("model", "drafter", "position", "how")
 
 def samples(metrics: ServerMetrics) -> dict[tuple[str, ...], float]:
     found: dict[tuple[str, ...], float] = {}
-    for family in text_string_to_metric_families(metrics.render().decode()):
+    for family in text_string_to_metric_families(metrics.render()[0].decode()):
         for one in family.samples:
             if "specul" in one.name or "drafter" in one.name:
                 found[(one.name, *(one.labels[k] for k in ORDER if k in one.labels))] = one.value

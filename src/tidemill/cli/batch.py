@@ -36,6 +36,7 @@ _OF_A_SERVER = frozenset(
             "content",
             "recent_requests",
             "keep_explanations",
+            "metrics_aliases",
             "page",
             "api_key",
             "api_keys",

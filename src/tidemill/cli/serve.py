@@ -74,6 +74,7 @@ def serve(
     content: str = options.SERVER["content"],
     recent_requests: int = options.SERVER["recent_requests"],
     keep_explanations: str = options.SERVER["keep_explanations"],
+    metrics_aliases: str = options.SERVER["metrics_aliases"],
     api_key: tuple[str, ...] = locks.API_KEY,
     api_keys: Path | None = locks.API_KEYS,
     require_keys: bool = locks.REQUIRE_KEYS,

@@ -135,6 +135,7 @@ def serve_options(
         database_outage=server.database_outage,
         recent_requests=server.recent_requests,
         keep_explanations=server.keep_explanations,
+        metrics_aliases="" if server.metrics_aliases == "none" else server.metrics_aliases,
     )
 
 

@@ -51,6 +51,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
     content: str = "memory"
     recent_requests: int = 512
     keep_explanations: float = 0.0
+    metrics_aliases: str = "none"
     page: str = "on"
 
 

@@ -163,6 +163,12 @@ SERVER = (
         Apply.SERVER,
     ),
     Setting(
+        *("metrics_aliases", kinds.choice(("none", "vllm")), "none"),
+        "Also export metrics under the names of this server, for dashboards made for it "
+        "(docs/metrics.md).",
+        Apply.SERVER,
+    ),
+    Setting(
         *("page", kinds.choice(("on", "off")), "on"),
         "The page for people at `/`; its files need no key and say nothing of the server.",
         Apply.SERVER,

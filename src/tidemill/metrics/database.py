@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
+
+from tidemill.metrics.families import samples
 
 
 class DatabaseMetrics:
@@ -24,13 +26,7 @@ class DatabaseMetrics:
         """See prometheus_client's collectors."""
         if self._available is None:
             return
-        yield GaugeMetricFamily(
-            "tidemill_database_available",
-            "1 while the database answers",
-            value=float(self._available()),
-        )
-        yield CounterMetricFamily(
-            "tidemill_database_outages",
-            "How often the database ceased to answer",
-            value=self._outages(),
-        )
+        available, outages = samples("database_available"), samples("database_outages")
+        available.add_metric((), float(self._available()))
+        outages.add_metric((), self._outages())
+        yield from (available, outages)

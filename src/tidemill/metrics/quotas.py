@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
+
+from tidemill.metrics.families import counter, gauge
 
 
 class QuotaMetrics:
@@ -10,21 +12,9 @@ class QuotaMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         registry = registry or CollectorRegistry()
-        self._refused = Counter(
-            "tidemill_quota_refusals",
-            "Requests answered 429 for a quota or budget, by limit and level",
-            ("limit", "level"),
-            registry=registry,
-        )
-        self._warned = Counter(
-            "tidemill_quota_warnings",
-            "Requests answered beyond a soft limit, by limit and level",
-            ("limit", "level"),
-            registry=registry,
-        )
-        self.open = Gauge(
-            "tidemill_quota_reservations", "Reservations that have not ended", registry=registry
-        )
+        self._refused = counter("quota_refusals", registry)
+        self._warned = counter("quota_warnings", registry)
+        self.open = gauge("quota_reservations", registry)
 
     def refused(self, limit: str, level: str) -> None:
         """Count a request that a hard limit refused."""

@@ -2,68 +2,27 @@
 
 Request-side figures (TTFT, ITL, TPOT, end to end) are observed in the API process, where the client
 sees them. Engine-side figures arrive as `EngineStats` snapshots; their counters are absolute, so
-they are exported as they are instead of being counted again. Names follow Prometheus' conventions:
-base units in the name, `_total` on counters.
+they are exported as they are instead of being counted again. Their names and meanings are in
+`families`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 
+from tidemill.base import trace_context
 from tidemill.base.clock import monotonic
 from tidemill.contract.wire import EngineStats
+from tidemill.metrics.aliases import ALIASES, aliased
+from tidemill.metrics.families import ENGINE_FAMILIES, counter, gauge, histogram, samples
 from tidemill.metrics.speculation import speculation_metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_SECONDS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
-)
-_MODEL = ("model",)
 _NO_STATS = EngineStats()
-_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
-
-# EngineStats field -> (metric name without prefix, help). Counters are absolute since engine start.
-_ENGINE_GAUGES = {
-    "queued": ("queue_sequences", "Sequences waiting for their first or next step"),
-    "running": ("running_sequences", "Sequences that hold KV blocks"),
-    "blocks_used": ("kv_blocks_used", "KV blocks held by sequences"),
-    "blocks_total": ("kv_blocks", "KV blocks there are"),
-    "last_step_rows": ("step_rows_last", "Rows of the latest step (its batch size)"),
-    "last_step_tokens": ("step_tokens_last", "Tokens of the latest step"),
-    "last_step_seconds": ("step_seconds_last", "Wall time of the latest step"),
-    "last_predicted_seconds": ("step_predicted_seconds_last", "What it was predicted to compute"),
-    "waiting_tokens": ("engine_queue_tokens", "Known tokens of sequences that wait in the engine"),
-    "tenants": ("tenants", "Tenants with a request in the engine"),
-    "loading": ("loading", "1 while weights are being packed, which steps then wait for"),
-}
-_ENGINE_COUNTERS = {
-    "steps": ("steps", "Steps run"),
-    "step_rows": ("step_rows", "Rows over all steps; divided by steps: the mean batch size"),
-    "step_tokens": ("step_tokens", "Tokens computed over all steps"),
-    "step_seconds": ("step_seconds", "Wall time of all steps"),
-    "compute_seconds": ("compute_seconds", "Time of all steps inside the backend"),
-    "prompt_tokens": ("engine_prompt_tokens", "Prompt tokens of admitted sequences"),
-    "cached_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache"),
-    "generated_tokens": ("engine_generated_tokens", "Tokens sampled"),
-    "preemptions": ("preemptions", "Sequences preempted for lack of KV blocks"),
-    "forced_tokens": ("forced_tokens", "Tokens a constraint forced, appended without sampling"),
-    "drafted_tokens": ("drafted_tokens", "Draft tokens verified by speculation"),
-    "drafts_accepted": ("drafts_accepted", "Draft tokens that became tokens of an answer"),
-    "grammars_compiled": ("grammars_compiled", "Languages compiled for constrained output"),
-    "grammars_reused": ("grammars_reused", "Languages found compiled"),
-    "grammars_refused": ("grammars_refused", "Languages that cannot be honoured"),
-    "grammar_seconds": ("grammar_seconds", "Seconds spent compiling languages"),
-    "mask_seconds": ("mask_seconds", "Seconds spent on token masks"),
-    "expired": ("deadlines_expired", "Requests ended by their own deadline"),
-    "queue_expired": ("queue_time_expired", "Requests ended by --max-queue-time"),
-    "predicted_seconds": ("step_predicted_seconds", "Predicted compute time of steps"),
-    "measured_seconds": ("step_predicted_measured_seconds", "What those steps took"),
-}
 
 
 class _EngineCollector:
@@ -73,33 +32,34 @@ class _EngineCollector:
         self.stats: dict[str, EngineStats] = {}
 
     def collect(self) -> Iterator[Metric]:
-        for field, (name, text) in _ENGINE_GAUGES.items():
-            gauge = GaugeMetricFamily(f"tidemill_{name}", text, labels=_MODEL)
+        for family in ENGINE_FAMILIES:
+            exported = samples(family.name)
             for model, stats in self.stats.items():
-                gauge.add_metric((model,), getattr(stats, field))
-            yield gauge
-        usage = GaugeMetricFamily(
-            "tidemill_kv_usage_ratio", "Share of KV blocks held", labels=_MODEL
-        )
+                exported.add_metric((model,), getattr(stats, family.field))
+            yield exported
+        usage = samples("kv_usage_ratio")
         for model, stats in self.stats.items():
             total = stats.blocks_total
             usage.add_metric((model,), stats.blocks_used / total if total else 0.0)
         yield usage
-        for field, (name, text) in _ENGINE_COUNTERS.items():
-            counter = CounterMetricFamily(f"tidemill_{name}", text, labels=_MODEL)
-            for model, stats in self.stats.items():
-                counter.add_metric((model,), getattr(stats, field))
-            yield counter
         yield from speculation_metrics(self.stats)
+
+
+def exemplar(context: trace_context.TraceContext | None) -> dict[str, str] | None:
+    """What observations of a request say of its trace; None where that is not recorded."""
+    if context is None or not context.sampled:
+        return None
+    return {"trace_id": context.trace_id, "span_id": context.span_id}
 
 
 class RequestObserver:
     """Times one request for the histograms; made by `ModelMetrics.start`.
 
-    `tokens` is called with each batch of tokens of one choice, `finish` exactly once.
+    `tokens` is called with each batch of tokens of one choice, `finish` exactly once. Of a request
+    whose trace is sampled, its latencies have the trace's id as exemplar.
     """
 
-    __slots__ = ("_first", "_generated", "_last", "_metrics", "_start")
+    __slots__ = ("_exemplar", "_first", "_generated", "_last", "_metrics", "_start")
 
     def __init__(self, metrics: ModelMetrics) -> None:
         self._metrics = metrics
@@ -107,6 +67,7 @@ class RequestObserver:
         self._first: float | None = None
         self._last: dict[int, float] = {}
         self._generated = 0
+        self._exemplar = exemplar(trace_context.current.get())
 
     def tokens(self, choice: int, count: int) -> None:
         """`count` tokens of a choice reached the client now."""
@@ -116,7 +77,7 @@ class RequestObserver:
         metrics = self._metrics
         if self._first is None:
             self._first = now
-            metrics.ttft.observe(now - self._start)
+            metrics.ttft.observe(now - self._start, self._exemplar)
         previous = self._last.get(choice)
         if previous is not None:
             # Tokens that arrive together share the gap, so the histogram's sum stays wall time.
@@ -132,7 +93,7 @@ class RequestObserver:
         now = monotonic()
         metrics.active.dec()
         metrics.requests.labels(metrics.model, reason).inc()
-        metrics.e2e.observe(now - self._start)
+        metrics.e2e.observe(now - self._start, self._exemplar)
         metrics.prompt_tokens.inc(prompt_tokens)
         metrics.cached_tokens.inc(cached_tokens)
         if prompt_tokens:  # a request refused before it was tokenized has no lengths
@@ -140,7 +101,8 @@ class RequestObserver:
             metrics.generation_length.observe(self._generated)
         per_choice = self._generated / max(1, len(self._last))
         if self._first is not None and per_choice > 1:
-            metrics.tpot.observe((max(self._last.values()) - self._first) / (per_choice - 1))
+            seconds = max(self._last.values()) - self._first
+            metrics.tpot.observe(seconds / (per_choice - 1), self._exemplar)
 
 
 class ModelMetrics:
@@ -200,65 +162,40 @@ class ServerMetrics:
     """All metrics of one server, in a registry of their own.
 
     `render` takes milliseconds when there is much to print: call it in a thread.
+
+    Attributes:
+        registry: of all of them.
+        aliases: a name of `ALIASES`, whose metrics are exported as well; empty: none.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.aliases = ""
         self._engine = _EngineCollector()
         self.registry.register(self._engine)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(
-                f"tidemill_{name}", text, _MODEL, buckets=buckets, registry=self.registry
-            )
-
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"tidemill_{name}", text, (*_MODEL, *labels), registry=self.registry)
-
-        self.active = Gauge(
-            "tidemill_requests_active", "Requests being answered", _MODEL, registry=self.registry
-        )
-        self.requests = counter("requests", "Requests ended, by finish reason", ("reason",))
-        self.ttft = histogram("ttft_seconds", "Time to first token", _SECONDS)
-        self.itl = histogram("itl_seconds", "Time between tokens of one stream", _SECONDS)
-        self.tpot = histogram(
-            "tpot_seconds", "Mean time per output token after the first", _SECONDS
-        )
-        self.e2e = histogram("e2e_seconds", "Time from request to its end", _SECONDS)
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of ended requests")
-        self.cached_tokens = counter(
-            "prompt_tokens_cached", "Prompt tokens of ended requests found in the prefix cache"
-        )
-        self.generation_tokens = counter("generation_tokens", "Tokens sent to clients")
-        self.malformed_tool_calls = counter(
-            "malformed_tool_calls", "Outputs that began like a tool call and were none"
-        )
-        self.prompt_length = histogram("prompt_length_tokens", "Prompt length", _TOKENS)
-        self.generation_length = histogram("generation_length_tokens", "Output length", _TOKENS)
-        self.step_time = histogram("step_time_seconds", "Wall time of a step", _SECONDS)
-        self.batch_size = histogram("batch_size_rows", "Rows of a step", _TOKENS)
-        self.batch_tokens = histogram("batch_size_tokens", "Tokens of a step", _TOKENS)
-        self.engine_restarts = counter(
-            "engine_restarts", "Engines replaced: after a crash, or after a stall", ("cause",)
-        )
-        self.requests_replayed = counter(
-            "requests_replayed", "Requests that went on on another engine"
-        )
-        self.recovery_time = histogram(
-            "engine_recovery_seconds", "From an engine's end to the replay of its work", _SECONDS
-        )
-        self.model_loads = histogram("model_load_seconds", "Time to load a model", _SECONDS)
-        self.slow_readers = Counter(
-            "tidemill_slow_readers",
-            "Connections cut because the client did not read its answer",
-            registry=self.registry,
-        )
-        self.responses = Counter(
-            "tidemill_http_responses",
-            "HTTP responses, by status",
-            ("status",),
-            registry=self.registry,
-        )
+        registry = self.registry
+        self.active = gauge("requests_active", registry)
+        self.requests = counter("requests", registry)
+        self.ttft = histogram("ttft_seconds", registry)
+        self.itl = histogram("itl_seconds", registry)
+        self.tpot = histogram("tpot_seconds", registry)
+        self.e2e = histogram("e2e_seconds", registry)
+        self.prompt_tokens = counter("prompt_tokens", registry)
+        self.cached_tokens = counter("prompt_tokens_cached", registry)
+        self.generation_tokens = counter("generation_tokens", registry)
+        self.malformed_tool_calls = counter("malformed_tool_calls", registry)
+        self.prompt_length = histogram("prompt_length_tokens", registry)
+        self.generation_length = histogram("generation_length_tokens", registry)
+        self.step_time = histogram("step_time_seconds", registry)
+        self.batch_size = histogram("batch_size_rows", registry)
+        self.batch_tokens = histogram("batch_size_tokens", registry)
+        self.engine_restarts = counter("engine_restarts", registry)
+        self.requests_replayed = counter("requests_replayed", registry)
+        self.recovery_time = histogram("engine_recovery_seconds", registry)
+        self.model_loads = histogram("model_load_seconds", registry)
+        self.slow_readers = counter("slow_readers", registry)
+        self.responses = counter("http_responses", registry)
         self._models: dict[str, ModelMetrics] = {}
 
     def of(self, model: str) -> ModelMetrics:
@@ -287,6 +224,22 @@ class ServerMetrics:
         else:
             self._engine.stats[model] = stats
 
-    def render(self) -> bytes:
-        """The exposition text of every metric (`CONTENT_TYPE`)."""
-        return generate_latest(self.registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The exposition of every metric and its content type.
+
+        Args:
+            accept: of the request: OpenMetrics, which has exemplars, where it wants that.
+        """
+        if "application/openmetrics-text" in accept:
+            from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
+            from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
+
+            return openmetrics(self), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+        return generate_latest(self), CONTENT_TYPE
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client's collectors: all metrics, and their aliases."""
+        found = list(self.registry.collect())
+        yield from found
+        if self.aliases:
+            yield from aliased(found, ALIASES[self.aliases])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from tidemill.metrics.families import counter, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,41 +58,14 @@ class RolloutMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.samples: Iterable[NameSample] = ()
-        self.events = Counter(
-            "tidemill_rollout_events",
-            "What happened to rollouts",
-            ("model", "event"),
-            registry=registry,
-        )
-        self.copies = Counter(
-            "tidemill_shadow_copies",
-            "Copies of requests for a shadow version, by what became of them",
-            ("model", "outcome"),
-            registry=registry,
-        )
+        self.events = counter("rollout_events", registry)
+        self.copies = counter("shadow_copies", registry)
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """The gauges (prometheus_client calls this)."""
-        share = GaugeMetricFamily(
-            "tidemill_version_traffic_ratio",
-            "Share of a name's requests that a version answers; of a shadow: of its copies",
-            labels=("model", "version"),
-        )
-        running = GaugeMetricFamily(
-            "tidemill_rollout_running", "1 while a rollout is under way", labels=("model",)
-        )
-        labels = ("model", "version", "metric")
-        effect = GaugeMetricFamily(
-            "tidemill_version_effect",
-            "Difference from the baseline: relative, of errors absolute; estimate and interval",
-            labels=(*labels, "bound"),
-        )
-        evidence = GaugeMetricFamily(
-            "tidemill_version_evidence",
-            "Evidence that a metric is beyond or within its limit; 1 decides",
-            labels=(*labels, "that"),
-        )
+        share, running = samples("version_traffic_ratio"), samples("rollout_running")
+        effect, evidence = samples("version_effect"), samples("version_evidence")
         for sample in self.samples:
             running.add_metric((sample.name,), float(sample.running))
             for version, percent in sample.percents.items():

@@ -7,20 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from tidemill.contract.wire import EngineStats, SpeculationFigures
-
-# Field -> (metric name without prefix, help).
-_COUNTERS = {
-    "steps": ("speculation_steps", "Steps that verified drafts"),
-    "tokens": ("speculation_step_tokens", "Tokens that such steps gave"),
-    "held_out_predicted_seconds": (
-        "speculation_held_out_predicted_seconds",
-        "Predicted time of steps held out: they were to have drafts and had none",
-    ),
-    "held_out_seconds": ("speculation_held_out_seconds", "What those steps took"),
-}
+from tidemill.metrics.families import SPECULATION, SPECULATION_FAMILIES, samples
 
 
 def speculation_metrics(of_models: Mapping[str, EngineStats]) -> Iterator[Metric]:
@@ -28,18 +18,12 @@ def speculation_metrics(of_models: Mapping[str, EngineStats]) -> Iterator[Metric
     models = {name: s.speculation for name, s in of_models.items() if s.speculation is not None}
     if not models:
         return
-    for field, (name, text) in _COUNTERS.items():
-        counter = CounterMetricFamily(f"tidemill_{name}", text, labels=("model",))
+    for family in SPECULATION_FAMILIES:
+        counter = samples(family.name)
         for model, figures in models.items():
-            counter.add_metric((model,), getattr(figures, field))
+            counter.add_metric((model,), getattr(figures, family.field.removeprefix(SPECULATION)))
         yield counter
-    # Not counters: a step that took longer than one without drafts takes some away.
-    saved = GaugeMetricFamily(
-        "tidemill_speculation_saved_seconds",
-        "Time saved since the start by steps with drafts, by how: against the predicted time of "
-        "steps without (estimated), and that time corrected by the held out steps (measured)",
-        labels=("model", "how"),
-    )
+    saved = samples("speculation_saved_seconds")
     for model, figures in models.items():
         saved.add_metric((model, "estimated"), figures.saved_seconds)
         if figures.held_out_predicted_seconds > 0.0:
@@ -55,18 +39,8 @@ def _measured(figures: SpeculationFigures) -> float:
 
 
 def _of_drafters(models: Mapping[str, SpeculationFigures]) -> Iterator[Metric]:
-    seconds = CounterMetricFamily(
-        "tidemill_drafter_seconds", "Time spent drafting", labels=("model", "drafter")
-    )
-    labels = ("model", "drafter", "position")
-    verified = CounterMetricFamily(
-        "tidemill_drafter_verified",
-        "Drafts verified, by position in their proposal (from 1)",
-        labels=labels,
-    )
-    accepted = CounterMetricFamily(
-        "tidemill_drafter_accepted", "Those of them that became tokens", labels=labels
-    )
+    seconds = samples("drafter_seconds")
+    verified, accepted = samples("drafter_verified"), samples("drafter_accepted")
     for model, figures in models.items():
         for of in figures.drafters:
             seconds.add_metric((model, of.drafter), of.seconds)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
+
+from tidemill.metrics.families import counter, gauge
 
 
 class UsageMetrics:
@@ -16,16 +18,8 @@ class UsageMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, behind: Callable[[], int]) -> None:
-        self._lost = Counter(
-            "tidemill_usage_records_lost",
-            "Requests that were answered and neither counted nor audited, for want of room",
-            registry=registry,
-        )
-        waiting = Gauge(
-            "tidemill_usage_records_waiting",
-            "Records of requests that are in the spool and not yet in the database",
-            registry=registry,
-        )
+        self._lost = counter("usage_records_lost", registry)
+        waiting = gauge("usage_records_waiting", registry)
         waiting.set_function(lambda: float(behind()))
 
     def lost(self, count: int) -> None:

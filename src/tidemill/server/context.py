@@ -94,10 +94,13 @@ class ServerContext:
     def keep_recent(self, size: int, prices: Prices) -> None:
         """Keep what explains the latest requests, so many of them; called after it is decided
         whether they are recorded, and before the application is built."""
+        from tidemill.metrics.ended import EndedMetrics
         from tidemill.server.recording import Recording
+        from tidemill.telemetry.measures import Measures
         from tidemill.telemetry.recent import Recent
 
         self.recent = Recent(size)
+        self.recent.on_end.append(Measures(EndedMetrics(self.metrics.registry), prices.currency))
         if self.recording is None:
             self.recording = Recording(lambda record: None, prices)
         self.recording.recent = self.recent

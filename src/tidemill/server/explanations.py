@@ -49,7 +49,7 @@ class Keeper:
         self._begin = begin
         self.waiting: deque[Story] = deque()
         self.lost = 0
-        recent.on_end = self._ended
+        recent.on_end.append(self._ended)
 
     def _ended(self, story: Story) -> None:
         self._begin()

@@ -190,6 +190,7 @@ class OpenRecord:
             self._milestones(ended),
             None if measured is None else measured.trace,
             problem.message if problem is not None and refused else "",
+            state.get("trace_context"),
         )
 
     def _milestones(self, ended: float) -> Milestones:

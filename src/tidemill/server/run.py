@@ -87,6 +87,7 @@ class ServeOptions:
         database_outage: seconds for which limits are spent while the database does not answer.
         recent_requests: how many requests can be explained after they have ended; 0: none.
         keep_explanations: seconds that the database keeps those of all requests; 0: it does not.
+        metrics_aliases: see `ServerMetrics.aliases`.
     """
 
     models: Sequence[ModelOptions]
@@ -113,6 +114,7 @@ class ServeOptions:
     database_outage: float = 3600.0
     recent_requests: int = RECENT_REQUESTS
     keep_explanations: float = 0.0
+    metrics_aliases: str = ""
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -233,6 +235,7 @@ class _Assembly:
                 page=options.page,
                 resumable=options.resumable_streams,
             )
+            self._made.metrics.aliases = options.metrics_aliases
             if options.database is not None:
                 from tidemill.metrics.database import DatabaseMetrics
                 from tidemill.server.batches.open import go_on

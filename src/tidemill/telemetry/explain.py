@@ -32,6 +32,7 @@ def summary(story: Story, now: float) -> dict[str, Any]:
     return {
         "id": record.id,
         "answer_id": (story.trace.answer_id if story.trace is not None else "") or None,
+        "trace_id": None if story.context is None else story.context.trace_id,
         "at": record.at / 1000,
         "state": "running" if story.running else "ended",
         "route": record.route,

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tidemill.base.trace_context import TraceContext
 from tidemill.telemetry.phases import Milestones
 from tidemill.telemetry.record import RequestRecord
 from tidemill.telemetry.trace import Trace
@@ -20,12 +21,14 @@ class Story:
         milestones: when it came, and what happened to it.
         trace: of what answered it; None: nothing did.
         refusal: what an overloaded server told its client; empty: it was not that.
+        context: of its trace; None: nobody traces it.
     """
 
     record: RequestRecord
     milestones: Milestones
     trace: Trace | None
     refusal: str = ""
+    context: TraceContext | None = None
 
     @property
     def running(self) -> bool:
@@ -40,12 +43,12 @@ class Recent:
         size: how many that have ended are kept, at least 1.
 
     Attributes:
-        on_end: told of each that has ended; it neither blocks nor raises.
+        on_end: each is told of every one that has ended; it neither blocks nor raises.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.on_end: Callable[[Story], None] = lambda story: None
+        self.on_end: list[Callable[[Story], None]] = []
         self._ended: deque[Story] = deque()
         self._by_id: dict[str, list[Story]] = {}
         self._open: dict[int, Callable[[], Story | None]] = {}
@@ -61,7 +64,8 @@ class Recent:
         if story is None:
             return
         self._ended.append(story)
-        self.on_end(story)
+        for told in self.on_end:
+            told(story)
         for name in _names(story):
             self._by_id.setdefault(name, []).append(story)
         if len(self._ended) > self.size:

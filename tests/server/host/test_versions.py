@@ -144,7 +144,7 @@ def test_a_canary_counts_answers_and_failures_and_goes_on_after_a_restart(tmp_pa
         assert sum(arm.requests for arm in arms) == 50 and sum(arm.failures for arm in arms) == 10
         await context.host.close()
         context.versions().refresh()
-        text = context.metrics.render().decode()
+        text = context.metrics.render()[0].decode()
         assert 'tidemill_version_traffic_ratio{model="chat",version="2"} 0.5' in text
 
         again = _server("chat@1", "chat@2", folder=tmp_path, rule=CANARY)

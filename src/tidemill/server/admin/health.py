@@ -11,7 +11,6 @@ from starlette.responses import Response
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
 from tidemill.contract.wire import EngineInfo, EngineStats
-from tidemill.metrics.registry import CONTENT_TYPE
 from tidemill.server.access.auth import principal_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import METRICS_READERS, PUBLIC, Endpoint
@@ -103,7 +102,8 @@ def _engine(info: EngineInfo) -> dict[str, object]:
 
 
 async def metrics(context: ServerContext, request: Request) -> Response:
-    """Prometheus exposition; of an engine that does not answer, its latest statistics."""
+    """Prometheus exposition, or OpenMetrics where that is accepted; of an engine that does not
+    answer, its latest statistics."""
 
     async def update(model: ServedModel) -> None:
         try:
@@ -115,7 +115,9 @@ async def metrics(context: ServerContext, request: Request) -> Response:
     await asyncio.gather(*map(update, context.host.models))
     if context.host.versions is not None:
         context.host.versions.refresh()
-    return Response(await asyncio.to_thread(context.metrics.render), media_type=CONTENT_TYPE)
+    accept = request.headers.get("accept", "")
+    text, content_type = await asyncio.to_thread(context.metrics.render, accept)
+    return Response(text, headers={"content-type": content_type})
 
 
 ENDPOINTS = (

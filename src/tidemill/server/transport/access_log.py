@@ -15,6 +15,7 @@ from tidemill.base.clock import monotonic
 from tidemill.base.heap import HeapTrimmer
 from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
+from tidemill.base.trace_context import current, trace_context
 from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.access.auth import PROBES, by_address
 from tidemill.server.errors import Problem
@@ -85,7 +86,8 @@ class AccessLogMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = _valid_id(Headers(scope=scope).get("x-request-id")) or new_id("req")
+        headers = Headers(scope=scope)
+        request_id = _valid_id(headers.get("x-request-id")) or new_id("req")
         if scope["path"] not in PROBES:
             await next_turn()
         method, began, status = scope["method"], monotonic(), 0
@@ -93,6 +95,8 @@ class AccessLogMiddleware:
             scope = {**scope, "method": "GET"}
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        state["trace_context"] = trace_context(headers.getlist)
+        current.set(state["trace_context"])
         record = None if self._recording is None else self._recording.begin(state, _arrived(scope))
 
         async def with_id(message: Message) -> None:
@@ -155,6 +159,8 @@ class AccessLogMiddleware:
             "client": (principal or by_address((scope.get("client") or ("",))[0], None)).name,
         }
         more = ""
+        if (context := state.get("trace_context")) is not None:
+            event["trace_id"] = context.trace_id
         if model is not None:
             event["model"] = model
             more = f", {model}"
