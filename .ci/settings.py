@@ -46,8 +46,6 @@ def table(settings: Iterable[Setting]) -> str:
             setting.unset if setting.default is None else f"`{setting.kind.show(_used(setting))}`"
         )
         flag = f"`{setting.flag_name}`" if setting.flag else ""
-        if setting.envvar:
-            flag += f", `{setting.envvar}`"
         help = (
             setting.help.partition(" default: ")[0].rstrip(";")
             if setting.default is None

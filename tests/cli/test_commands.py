@@ -56,8 +56,8 @@ def test_an_argument_that_is_no_text() -> None:
 
 def test_a_command_is_the_same_alone_and_among_all() -> None:
     everything = main.app_of([])
-    assert list(everything.commands) == list(main._COMMANDS)
-    for name in main._COMMANDS:
+    assert list(everything.commands) == list(main.COMMANDS)
+    for name in main.COMMANDS:
         alone = main.app_of([name, "--help"])
         assert list(alone.commands) == [name]
         texts = []
@@ -106,7 +106,7 @@ def test_brackets_are_no_markup(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tidemill.cli.machine.installed", lambda package: None)
-    doctor(bandwidth=False)
+    doctor(bandwidth=False, as_json=False)
     assert "pip install 'tidemill[torch]'" in " ".join(capsys.readouterr().out.split())
 
 

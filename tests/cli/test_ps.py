@@ -21,7 +21,7 @@ def test_a_model_is_loaded_shown_and_stopped(capsys: pytest.CaptureFixture[str])
     source = FakeSource(ModelChanges(added=(option("b"), option("c"))))
     managed(context, source)
     with serving(context) as url:
-        load("b", keep_alive="90m", url=url, api_key=None)
+        load("b", keep_alive="90m", as_json=False, url=url, api_key=None)
         ps(every=False, as_json=False, url=url, api_key=None)
         shown = capsys.readouterr()
         assert shown.out.splitlines()[0] == "b is loaded"
@@ -29,13 +29,15 @@ def test_a_model_is_loaded_shown_and_stopped(capsys: pytest.CaptureFixture[str])
         assert rows.keys() == {first, "b"} and "memory is needed" in rows[first]
         assert "89 min" in rows["b"] or "90 min" in rows["b"]
         assert "1 more not loaded" in shown.err
-        stop("b", url=url, api_key=None)
+        stop("b", as_json=False, url=url, api_key=None)
         assert capsys.readouterr().out == "b is unloaded\n"
+        stop("b", as_json=True, url=url, api_key=None)
+        assert json.loads(capsys.readouterr().out)["state"] == "unloaded"
         ps(every=False, as_json=True, url=f"{url}/v1", api_key=None)
         states = {m["name"]: m["state"] for m in json.loads(capsys.readouterr().out)["models"]}
         assert states == {first: "loaded", "b": "unloaded", "c": "unloaded"}
         with pytest.raises(TidemillError, match="does not exist") as unknown:
-            stop("nowhere", url=url, api_key=None)
+            stop("nowhere", as_json=False, url=url, api_key=None)
         assert unknown.value.kind is ErrorKind.NOT_FOUND
 
 

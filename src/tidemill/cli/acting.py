@@ -55,6 +55,11 @@ def print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
         click.echo("none")
 
 
+def print_json(document: Any) -> None:
+    """A document for programs."""
+    click.echo(json.dumps(document, ensure_ascii=False, indent=1))
+
+
 def shown(found: dict[str, Any], *, as_json: bool) -> None:
     """One thing's facts, a line each."""
     if as_json:

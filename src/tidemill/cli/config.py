@@ -7,12 +7,15 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tidemill.cli.declared import command
 from tidemill.cli.serve import serve
+
+if TYPE_CHECKING:
+    from tidemill.deployment.problems import Problem
 
 # Flags that only `config show` has.
 _CHANGED = click.Option(
@@ -35,11 +38,19 @@ def check(**flags: Any) -> None:
     try:
         found = deployment_inputs(click.get_current_context(), file, open_models=True).resolve()
     except DeploymentError as error:
+        if flags["as_json"]:
+            problems = [_problem(one) for one in error.problems]
+            click.echo(json.dumps({"valid": False, "problems": problems}, ensure_ascii=False))
+            sys.exit(2)
         for line in error.lines():
             click.echo(line, err=True)
         count = len(error.problems)
         click.echo(f"{file}: {count} problem{'s' if count > 1 else ''}", err=True)
         sys.exit(2)
+    if flags["as_json"]:
+        names = [*found.served_names]
+        click.echo(json.dumps({"valid": True, "problems": [], "names": names}, ensure_ascii=False))
+        return
     what = [f"{len(found.models)} models" if len(found.models) != 1 else "1 model"]
     if found.pipelines:
         count = len(found.pipelines)
@@ -47,6 +58,18 @@ def check(**flags: Any) -> None:
     click.echo(f"{file} is valid: {', '.join(what)}")
     if found.served_names:
         click.echo(f"names: {', '.join(found.served_names)}")
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    position = problem.origin.position
+    return {
+        "key": problem.key,
+        "message": problem.message,
+        "source": problem.origin.source,
+        "origin": problem.origin.name,
+        "line": position.line if position else None,
+        "column": position.column if position else None,
+    }
 
 
 def show(**flags: Any) -> None:
@@ -93,5 +116,12 @@ config = click.Group(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-config.add_command(_with_flags("check", check, required=True))
+config.add_command(
+    _with_flags(
+        "check",
+        check,
+        click.Option(["--json", "as_json"], is_flag=True, help="A JSON document."),
+        required=True,
+    )
+)
 config.add_command(_with_flags("show", show, _CHANGED, _JSON, required=False))

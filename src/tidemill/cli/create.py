@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tidemill.cli.acting import JSON, print_json
 from tidemill.cli.declared import argument, option
 
 if TYPE_CHECKING:
@@ -45,13 +46,14 @@ def create(
     adapter: tuple[str, ...] = option((), help="Path of a LoRA adapter; repeatable."),
     quantize: str | None = option(None, help="Quantize float weights at load: q8_0, q4_0 or int8."),
     licence: str | None = option(None, "--licence", "--license", help="Its licence."),
+    as_json: bool = JSON,
 ) -> None:
     """Create a model from another: system message, sampling, chat template, adapters.
 
     The files are shared with the base; values of a request or a flag take precedence over the
     model's.
     """
-    from tidemill.cli.pull import progress_bar
+    from tidemill.cli.pull import entry_document, progress_bar
     from tidemill.library.catalog import Library
     from tidemill.library.create import create as create_model
     from tidemill.library.definition.recipe import Recipe
@@ -65,7 +67,10 @@ def create(
         print(note, file=sys.stderr)
     with progress_bar() as on_progress:
         entry = create_model(name, recipe, Library.open(), on_progress)
-    click.echo(f"{entry.name} is in the library, made from {recipe.base}")
+    if as_json:
+        print_json(entry_document(entry) | {"base": recipe.base})
+    else:
+        click.echo(f"{entry.name} is in the library, made from {recipe.base}")
 
 
 def _of_file(path: Path) -> Recipe:

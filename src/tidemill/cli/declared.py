@@ -10,11 +10,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import click
+from click.shell_completion import CompletionItem
 
 from tidemill.base.errors import config_error
+from tidemill.cli.environment import EnvironmentOption
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+"""What a shell offers where a word is being typed."""
+
+
+def complete_files(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Offer the names of files."""
+    return [CompletionItem(typed, type="file")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +54,16 @@ class _Choice(click.Choice[str]):
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
             name = str(param and param.name).replace("_", "-")
+            said = f"--{name}"
+            if param and ctx and _is_of_environment(ctx, param):
+                said = str(param.envvar)
             known = ", ".join(map(str, self.choices))
-            raise config_error(name, f"--{name} is one of {known}, not {value!r}") from error
+            raise config_error(name, f"{said} is one of {known}, not {value!r}") from error
+
+
+def _is_of_environment(ctx: click.Context, parameter: click.Parameter) -> bool:
+    source = ctx.get_parameter_source(parameter.name or "")
+    return source is click.core.ParameterSource.ENVIRONMENT
 
 
 def option(
@@ -53,6 +72,7 @@ def option(
     help: str,
     envvar: str | None = None,
     choices: tuple[str, ...] = (),
+    complete: Complete | None = None,
 ) -> Any:
     """Declare an option: ``--name VALUE``, repeatable for a tuple. A bool without `names` becomes
     ``--name`` and ``--no-name``.
@@ -63,16 +83,20 @@ def option(
         help: one or two sentences.
         envvar: the environment variable that is read if the option is absent.
         choices: the permitted values, case-insensitive; empty permits any value of the type.
+        complete: what a shell offers as its value.
     """
-    more: dict[str, Any] = {"help": help, "envvar": envvar}
+    more: dict[str, Any] = {"help": help, "envvar": envvar, "shell_complete": complete}
     if choices:
         more["type"] = _Choice(choices, case_sensitive=False)
     return _ParameterSpec(default, names, False, more)
 
 
-def argument(default: Any, *, help: str) -> Any:
+def argument(
+    default: Any, *, help: str, envvar: str | None = None, complete: Complete | None = None
+) -> Any:
     """Declare a positional argument; a tuple takes all that remain, ``...`` makes it required."""
-    return _ParameterSpec(default, (), True, {"help": help})
+    more = {"help": help, "envvar": envvar, "shell_complete": complete}
+    return _ParameterSpec(default, (), True, more)
 
 
 def command(name: str, function: Callable[..., None]) -> click.Command:
@@ -100,11 +124,13 @@ def _parameter(name: str, hint: Any, declared: _ParameterSpec) -> click.Paramete
     kind = next(iter(get_args(hint)), hint)  # of X, X | None and tuple[X, ...]: X
     required = declared.default is ...
     more = {"type": kind, **({} if required else {"default": declared.default}), **declared.more}
+    if kind is Path and more.get("shell_complete") is None:
+        more["shell_complete"] = complete_files
     if declared.argument:
         return click.Argument([name], required=required, nargs=-1 if several else 1, **more)
     dashed = name.replace("_", "-")
     plain = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
-    return click.Option(
+    return EnvironmentOption(
         [*(declared.names or (plain,)), name],
         required=required,
         multiple=several,

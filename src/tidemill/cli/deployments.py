@@ -40,16 +40,21 @@ def deployment_inputs(
         open_models: check the headers of models on this machine, too, and the memory they need;
             imports numpy, which a server's own process must not.
     """
+    from click.core import ParameterSource
+
     from tidemill.deployment.problems import Origin
     from tidemill.deployment.reading import Sourced
     from tidemill.deployment.resolve import DeploymentInputs
 
     given = given_flags(ctx)
     limits = given.pop("limit", None)
+    named_by = Origin("flag", "command line")
+    if ctx.get_parameter_source("model") is ParameterSource.ENVIRONMENT:
+        named_by = Origin("environment", "TIDEMILL_MODEL")
     return DeploymentInputs(
         file=file,
         given=given,
-        models=tuple(Sourced(model, Origin("flag", "command line")) for model in models),
+        models=tuple(Sourced(model, named_by) for model in models),
         limits=() if limits is None else tuple(limits.value),
         checks=(*CHECKS, check_files) if open_models else CHECKS,
     )

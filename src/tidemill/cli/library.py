@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.acting import JSON, print_json
 from tidemill.cli.declared import argument, option
 
 if TYPE_CHECKING:
@@ -31,6 +32,16 @@ class _Row:
     digest: str = ""
     added: float = 0.0
 
+    def document(self) -> dict[str, Any]:
+        """The line for programs."""
+        return {
+            "name": self.name,
+            "origin": self.origin,
+            "bytes": self.size,
+            "digest": self.digest or None,
+            "added": self.added or None,
+        }
+
     def cells(self) -> tuple[str, ...]:
         from tidemill.cli.machine import human_bytes
 
@@ -40,6 +51,7 @@ class _Row:
 
 def list_models(
     folders: tuple[Path, ...] = argument((), help="Folders to look into, as well."),
+    as_json: bool = JSON,
 ) -> None:
     """List models: the library, bundled ones, the Hugging Face cache, and the folders given."""
     from tidemill.base.errors import config_error
@@ -50,13 +62,22 @@ def list_models(
         if not folder.is_dir():
             raise config_error("folders", f"{folder} is not a folder")
     library = Library.open()
-    rows = [_HEADER, *(row.cells() for row in _all_models(library, folders))]
+    count, held = library.unfinished()
+    models = list(_all_models(library, folders))
+    if as_json:
+        print_json(
+            {
+                "models": [row.document() for row in models],
+                "unfinished": {"files": count, "bytes": held},
+            }
+        )
+        return
+    rows = [_HEADER, *(row.cells() for row in models)]
     # Plain columns: a narrow terminal must not truncate a path.
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     for name, digest, origin, size, added in rows:
         line = f"{name:{widths[0]}}  {digest:{widths[1]}}  {origin:{widths[2]}}  "
         click.echo(f"{line}{size:>{widths[3]}}  {added}".rstrip())
-    count, held = library.unfinished()
     if count:
         click.echo(
             f"files of unfinished pulls: {count} ({human_bytes(held)}); the same `tidemill pull` "
@@ -70,6 +91,7 @@ def remove(
     unfinished: bool = option(
         False, "--unfinished", help="Remove unfinished downloads, and files that no model uses."
     ),
+    as_json: bool = JSON,
 ) -> None:
     """Remove models of the library; says how many bytes that frees. Referenced files stay."""
     from tidemill.base.errors import config_error
@@ -79,8 +101,12 @@ def remove(
     if not names and not unfinished:
         raise config_error("names", "name the models to remove; `tidemill list` shows them")
     library = Library.open()
-    for name in names:
-        freed = library.remove(name)
+    freed_of = {name: library.remove(name) for name in names}
+    cleaned = library.clean() if unfinished else 0
+    if as_json:
+        print_json({"removed": freed_of, "unfinished": cleaned})
+        return
+    for name, freed in freed_of.items():
         said = (
             f"freed {human_bytes(freed)}"
             if freed
@@ -88,7 +114,7 @@ def remove(
         )
         click.echo(f"removed {name}: {said}")
     if unfinished:
-        click.echo(f"removed unfinished downloads: freed {human_bytes(library.clean())}")
+        click.echo(f"removed unfinished downloads: freed {human_bytes(cleaned)}")
 
 
 def copy(

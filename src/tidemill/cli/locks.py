@@ -21,5 +21,7 @@ ALLOWED_HOST = flag(_SECURITY["allowed_host"])
 TRUSTED_PROXY = flag(_SECURITY["trusted_proxy"])
 INSECURE = flag(_SECURITY["insecure"])
 LIMIT = option(
-    (), help="NAME=VALUE: another bound for requests, see docs/operations.md; repeatable."
+    (),
+    help="NAME=VALUE: another bound for requests, see docs/operations.md; repeatable.",
+    envvar="TIDEMILL_LIMIT",
 )

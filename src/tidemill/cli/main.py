@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,10 +15,11 @@ from tidemill.base.files import shown
 from tidemill.base.log import get_logger, log_format
 from tidemill.base.stderr import open_standard_streams
 from tidemill.cli.declared import command
+from tidemill.cli.environment import name_variables
 from tidemill.cli.other_flags import OTHER_COMMANDS, OTHER_FLAGS
 
 # Command -> its module and function, in the order of the help text.
-_COMMANDS = {
+COMMANDS = {
     "serve": ("serve", "serve"),
     "run": ("run", "run"),
     "bench": ("bench", "bench"),
@@ -47,6 +49,8 @@ _COMMANDS = {
     "db": ("db", "db"),
     "config": ("config", "config"),
     "doctor": ("doctor", "doctor"),
+    "completion": ("completion", "completion"),
+    "man": ("man", "man"),
 }
 
 # Errors that another argument or file resolves exit with 2, all others with 1.
@@ -82,10 +86,11 @@ def app_of(arguments: Sequence[str]) -> click.Group:
     )
     click.version_option(package_name="tidemill", message="%(prog)s %(version)s")(app)
     named = arguments[0] if arguments else ""
-    for name in [named] if named in _COMMANDS else _COMMANDS:
-        module, function = _COMMANDS[name]
+    for name in [named] if named in COMMANDS else COMMANDS:
+        module, function = COMMANDS[name]
         made = getattr(import_module(f"tidemill.cli.{module}"), function)
-        app.add_command(made if isinstance(made, click.Command) else command(name, made))
+        one = made if isinstance(made, click.Command) else command(name, made)
+        app.add_command(name_variables(one, name))
     return app
 
 
@@ -136,7 +141,8 @@ def _fail(text: str, code: int) -> None:
     if log_format() == "json":
         get_logger(__name__).error("error%s", text)
         sys.exit(code)
-    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    red, plain = ("\033[31m", "\033[0m") if coloured else ("", "")
     with contextlib.suppress(OSError):  # the exit code still reports it
         print(f"{red}error{plain}{text}", file=sys.stderr, flush=True)
     sys.exit(code)

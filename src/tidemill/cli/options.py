@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidemill.cli.declared import argument, option
+from click.shell_completion import CompletionItem
+
+from tidemill.cli.declared import argument, complete_files, option
 from tidemill.cli.machine import parse_bytes as parse_bytes
 from tidemill.deployment.settings import ADMISSION as ADMISSION_SETTINGS
 from tidemill.deployment.settings import MODEL as MODEL_SETTINGS
@@ -15,12 +17,30 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    import click
+
     from tidemill.library.manifest import Definition
     from tidemill.offline.opened_text import OpenedText
     from tidemill.text.template import ChatTemplate
 
+
+def complete_models(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Offer the names of bundled models and the library's, and files."""
+    from tidemill.library.home import default_home, has_models
+    from tidemill.loading.locate import bundled_models
+
+    names = [*bundled_models()]
+    if has_models(default_home()):
+        from tidemill.library.catalog import Library
+
+        names += Library.open().names()
+    found = [CompletionItem(name) for name in sorted(names) if name.startswith(typed)]
+    return found or complete_files(ctx, param, typed)
+
+
 MODEL = argument(
     None,
+    complete=complete_models,
     help="A name of the library (`tidemill list`), a Hugging Face folder, a .gguf file, or a name "
     "on the hub: owner/name, of GGUF files owner/name:Q4_K_M or owner/name/file.gguf, or an "
     "address there. Default: the bundled one.",

@@ -13,12 +13,14 @@ from tidemill.cli.server_client import API_KEY, URL, ServerClient
 LOAD_SECONDS = 3600.0
 """That a server may load a model, or wait for the requests of one that is unloaded."""
 
+_JSON = option(False, "--json", help="The server's document.")
+
 HEAD = ("model", "state", "memory", "requests", "waiting", "until")
 
 
 def ps(
     every: bool = option(False, "--all", "-a", help="Models that are not loaded, too."),
-    as_json: bool = option(False, "--json", help="The server's document."),
+    as_json: bool = _JSON,
     url: str = URL,
     api_key: str | None = API_KEY,
 ) -> None:
@@ -44,17 +46,19 @@ def load(
     keep_alive: str | None = option(
         None, help="How long it stays loaded without use: 5m, 0, -1 for ever."
     ),
+    as_json: bool = _JSON,
     url: str = URL,
     api_key: str | None = API_KEY,
 ) -> None:
     """Load a model of a running server before a request needs it."""
     body = {"model": model} | ({} if keep_alive is None else {"keep_alive": keep_alive})
     found = ServerClient(url, api_key, seconds=LOAD_SECONDS).post("/admin/models/load", body)
-    click.echo(f"{found['name']} is {found['state']}")
+    click.echo(json.dumps(found, indent=2) if as_json else f"{found['name']} is {found['state']}")
 
 
 def stop(
     model: str = argument(..., help="The model's name."),
+    as_json: bool = _JSON,
     url: str = URL,
     api_key: str | None = API_KEY,
 ) -> None:
@@ -65,7 +69,7 @@ def stop(
     found = ServerClient(url, api_key, seconds=LOAD_SECONDS).post(
         "/admin/models/unload", {"model": model}
     )
-    click.echo(f"{found['name']} is {found['state']}")
+    click.echo(json.dumps(found, indent=2) if as_json else f"{found['name']} is {found['state']}")
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

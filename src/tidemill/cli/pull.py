@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.acting import JSON, print_json
 from tidemill.cli.declared import argument, option
 
 # Without a terminal, stages of fewer bytes are not said.
 _LONG_BYTES = 64 * 2**20
 
 if TYPE_CHECKING:
+    from tidemill.library.catalog import Entry
     from tidemill.library.progress import OnProgress, Progress
 
 
@@ -28,6 +30,7 @@ def pull(
         None, "--as", help="Its name in the library; default: from the source."
     ),
     sha256: str | None = option(None, help="Digest of the file at an https address."),
+    as_json: bool = JSON,
 ) -> None:
     """Download a model into the library; one that is on this machine is referenced, not copied.
 
@@ -40,10 +43,27 @@ def pull(
     with progress_bar() as on_progress:
         entry = pull_model(source, Library.open(), on_progress, name=name, sha256=sha256)
     manifest = entry.manifest
+    if as_json:
+        print_json(entry_document(entry))
+        return
     where = f"referenced in {manifest.root}" if manifest.root else human_bytes(entry.size)
     licence = f", licence: {manifest.licence.splitlines()[0]}" if manifest.licence else ""
     click.echo(f"{entry.name} is in the library ({where}{licence})")
     click.echo(f"chat with it: tidemill run {entry.name}")
+
+
+def entry_document(entry: Entry) -> dict[str, Any]:
+    """A model of the library, for programs; its size is in bytes."""
+    manifest = entry.manifest
+    return {
+        "name": entry.name,
+        "digest": manifest.digest,
+        "source": manifest.source,
+        "revision": manifest.revision,
+        "bytes": entry.size,
+        "referenced": manifest.root,
+        "licence": manifest.licence,
+    }
 
 
 @contextmanager

@@ -16,18 +16,24 @@ def serve(
         (),
         help="Models by name, folder or file (see `tidemill run --help`). Default: the bundled "
         "one, and the whole library on demand.",
+        envvar="TIDEMILL_MODEL",
+        complete=options.complete_models,
     ),
     config: Path | None = option(
-        None, help="Deployment file (docs/deployment.md); flags count before it."
+        None,
+        help="Deployment file (docs/deployment.md); flags count before it.",
+        envvar="TIDEMILL_CONFIG",
     ),
     pin: tuple[str, ...] = option(
         (),
         help="Load this model at the start and never unload it for another; repeatable.",
+        envvar="TIDEMILL_PIN",
     ),
     adapter: tuple[str, ...] = option(
         (),
         help="Adapter (LoRA) of the first model as NAME=PATH, of another as MODEL:NAME=PATH: a "
         "PEFT folder or GGUF file; requests name it as their model (docs/adapters.md); repeatable.",
+        envvar="TIDEMILL_ADAPTER",
     ),
     file: str | None = options.FILE,
     revision: str | None = options.REVISION,
@@ -39,6 +45,7 @@ def serve(
         "--served-name",
         "--served-model-name",
         help="Name clients use, the first one in answers; repeatable. Default: the model's.",
+        envvar="TIDEMILL_SERVED_NAME",
     ),
     backend: str = options.BACKEND,
     device: str = options.DEVICE,
@@ -101,6 +108,8 @@ def serve(
     from tidemill.base.log import log_line, set_up_logging
     from tidemill.base.stderr import guard_stderr
     from tidemill.cli.deployments import deployment_inputs
+    from tidemill.cli.environment import unknown_variables, variables_of
+    from tidemill.cli.main import COMMANDS
     from tidemill.cli.serving import check_grpc, named_models, say_line, serve_options
     from tidemill.cli.source import DeployedModels
     from tidemill.deployment.security import KEY_VARIABLE
@@ -113,6 +122,10 @@ def serve(
     alone = bool(served_name or file or revision)
     whole = not (model or config or alone)
     context = click.get_current_context()
+    for line in unknown_variables(
+        os.environ, (name for name, _ in variables_of(context.command)), COMMANDS
+    ):
+        say_line(line)
     inputs = deployment_inputs(
         context, config, named_models(model, config, alone=alone, say=say_line)
     )

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tidemill.cli import options
+from tidemill.cli.acting import JSON
 from tidemill.cli.declared import option
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from tidemill.contract.needs import MemoryNeeds
     from tidemill.library.manifest import Definition
     from tidemill.models.foreign import Foreign
     from tidemill.models.spec import Attention, DecoderSpec, Mlp, Moe
@@ -27,10 +29,13 @@ def show(
     file: str | None = options.FILE,
     revision: str | None = options.REVISION,
     tensors: bool = option(False, help="List every tensor instead of groups."),
+    as_json: bool = JSON,
 ) -> None:
     """Show a model: its shape, tensors, tokenizer, and the memory its context takes."""
     from rich.console import Console
 
+    from tidemill.cli.acting import print_json
+    from tidemill.cli.show_json import model_document, vocabulary_document
     from tidemill.library.locate import locate
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import vocabulary_alone
@@ -42,10 +47,17 @@ def show(
     console = Console(width=None if _is_terminal() else 120, highlight=False)
     if path.is_file() and vocabulary_alone(path):
         text = OpenedText.open(path)
+        if as_json:
+            print_json(vocabulary_document(path, text))
+            return
         console.print(_table([("model", f"none: a vocabulary alone ({path})"), *_text_facts(text)]))
         _print_notes(console, text.tokenizer.notes)
         return
     opened = OpenedModel.of(path, name, "auto")
+    needs = _needs(opened, found.definition)
+    if as_json:
+        print_json(model_document(opened, needs))
+        return
     if found.digest is not None:
         console.print(_library_facts(name))
         console.print()
@@ -53,7 +65,7 @@ def show(
     console.print()
     console.print(_kv_table(opened))
     console.print()
-    console.print(_memory_table(opened, found.definition))
+    console.print(_memory_table(needs))
     console.print()
     console.print(_tensor_table(opened, grouped=not tensors))
     _print_notes(console, (*opened.files.notes, *opened.text.tokenizer.notes))
@@ -261,12 +273,10 @@ def _kv_table(opened: OpenedModel) -> Table:
     return table
 
 
-def _memory_table(opened: OpenedModel, defined: Definition) -> Table:
-    """What an engine takes, of default settings but for the library's; see worker/needs.py."""
-    from rich.table import Table
-
+def _needs(opened: OpenedModel, defined: Definition) -> MemoryNeeds | str:
+    """What an engine takes, of default settings but for the library's (see worker/needs.py), or
+    why these cannot be: `run` and `serve` refuse them, too."""
     from tidemill.base.errors import TidemillError
-    from tidemill.cli.machine import human_bytes
     from tidemill.contract.config import EngineConfig
     from tidemill.worker.needs import needs_of
     from tidemill.worker.opening import of_files
@@ -278,15 +288,24 @@ def _memory_table(opened: OpenedModel, defined: Definition) -> Table:
         quantize=defined.quantize or "none",
     )
     try:
-        needs = needs_of(config, of_files(config, opened.files))
-    except TidemillError as error:  # of the library's settings: `run` and `serve` refuse them
-        return _table([("memory", f"it cannot be loaded: {error.message}")])
+        return needs_of(config, of_files(config, opened.files))
+    except TidemillError as error:
+        return error.message
+
+
+def _memory_table(needs: MemoryNeeds | str) -> Table:
+    from rich.table import Table
+
+    from tidemill.cli.machine import human_bytes
+
+    if isinstance(needs, str):
+        return _table([("memory", f"it cannot be loaded: {needs}")])
     rows = [(f"weights: {part}", size) for part, size in needs.weights.items()]
     rows += [
         ("all weights", needs.weight_bytes),
         *([("of them read in the file, row by row", needs.file_rows)] if needs.file_rows else []),
         *([("two recurrent states of a sequence", 2 * needs.state)] if needs.state else []),
-        (f"a step of {config.max_step_tokens} tokens", needs.step + needs.tables),
+        (f"a step of {options.MAX_STEP_TOKENS.default} tokens", needs.step + needs.tables),
         ("logits of each sequence in it", needs.sequence),
         ("process", needs.process),
         (f"all, for one request of {needs.context:,} tokens", needs.total(sequences=1)),

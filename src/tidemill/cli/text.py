@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidemill.cli import options
+from tidemill.cli.acting import print_json
 from tidemill.cli.declared import argument, option
 
 FILE = argument(
@@ -17,6 +18,7 @@ def tokenize(
     special: bool = option(
         True, "--special/--no-special", help="Add the model's own start and end tokens."
     ),
+    as_json: bool = option(False, "--json", help="A JSON document with ids and their texts."),
 ) -> None:
     """Print the token ids of the UTF-8 text on standard input, on one line."""
     import sys
@@ -34,7 +36,11 @@ def tokenize(
         raise bad_request(
             None, f"standard input is not UTF-8 at byte {error.start}; convert it first"
         ) from error
-    print(*tokenizer.encode(text, add_special=special))
+    ids = tokenizer.encode(text, add_special=special)
+    if as_json:
+        print_json({"tokens": ids, "texts": [tokenizer.id_to_token(i) for i in ids]})
+    else:
+        print(*ids)
 
 
 def render(

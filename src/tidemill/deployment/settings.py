@@ -47,7 +47,6 @@ class Setting(msgspec.Struct, frozen=True):
         apply: how a change is applied.
         names: flags as typed, if they differ from the key's name.
         flag: whether `serve` has a flag for it.
-        envvar: environment variable that is read if the flag is absent.
         secret: its value is never printed.
         one_model: as a flag it needs a server of exactly one model.
     """
@@ -59,7 +58,6 @@ class Setting(msgspec.Struct, frozen=True):
     apply: Apply
     names: tuple[str, ...] = ()
     flag: bool = True
-    envvar: str | None = None
     secret: bool = False
     one_model: bool = False
 
@@ -68,6 +66,11 @@ class Setting(msgspec.Struct, frozen=True):
         """The flag as typed: ``--max-model-len``."""
         first = self.names[0] if self.names else f"--{self.key.replace('_', '-')}"
         return first.partition("/")[0]
+
+    @property
+    def envvar(self) -> str:
+        """The environment variable that is read if the flag is absent."""
+        return f"TIDEMILL_{self.key.upper()}"
 
     @property
     def unset(self) -> str:
@@ -136,7 +139,6 @@ SERVER = (
         "Where keys, limits, usage and audit are kept: sqlite:///PATH, "
         "postgresql://USER:PASSWORD@HOST/NAME or none; default: tidemill.db in TIDEMILL_HOME.",
         Apply.SERVER,
-        envvar="TIDEMILL_DATABASE",
         secret=True,
     ),
     Setting(
@@ -199,7 +201,6 @@ SECURITY = (
         "Key that clients must send as a Bearer token; repeatable.",
         Apply.SERVER,
         names=("--api-key",),
-        envvar="TIDEMILL_API_KEY",
         secret=True,
     ),
     Setting(
@@ -430,7 +431,6 @@ MODEL = (
         *("packed_cache", checks.PACKED_CACHE),
         "Folder for packed weights, so that the next start is quick; auto: in the user's cache "
         "directory; off: none.",
-        envvar="TIDEMILL_PACKED_CACHE",
     ),
     _engine(
         *("max_itl_ms", kinds.number(1, HIGHEST["max_itl_ms"], "milliseconds")),
