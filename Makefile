@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models batches stalls explanations audit sanitizers neon clean fuzz pulls rollouts fuzz-config
+.PHONY: image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models batches stalls explanations audit sanitizers neon clean fuzz pulls rollouts fuzz-config
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -77,6 +77,12 @@ test-ui: test-install ## the page in Debian's Chromium, as people use it (four m
 	TIDEMILL_UI_TESTS=all $(BIN)/python -m pytest tests/ui $(PYTEST_ARGS) || \
 	  { echo "once more what failed: a browser is slow where the machine is busy"; \
 	    TIDEMILL_UI_TESTS=all $(BIN)/python -m pytest tests/ui --last-failed --last-failed-no-failures none; }
+
+image: ## the container image from WHEEL=dist/...whl, without a daemon (buildah; docs/containers.md)
+	deploy/containers/build.sh $(WHEEL)
+
+image-check: ## run that image with a read-only root as another user, and ask it a question (root)
+	deploy/containers/try.sh
 
 brook: test-install ## train the bundled model and its companions (resumes; see training/README.md)
 	nice -n 5 $(BIN)/python -m training.build --minutes $(or $(MINUTES),75) \
