@@ -60,6 +60,7 @@ class FakeHub:
         down: answers 503 to everything.
         fault: given a request, the answer to send instead of its own; None: its own.
         pause: seconds before each 16 KiB of a large file.
+        repos: as given; may be replaced.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class FakeHub:
         self.fault: Callable[[Request], Answer | None] = lambda request: None
         self.pause = 0.0
         self.pages = dict(pages or {})
-        self._repos = repos
+        self.repos = repos
         self._gated = gated
         self._token = token
         self._servers = [
@@ -118,7 +119,7 @@ class FakeHub:
         if len(parts) < 5:
             return Answer(404)
         repo, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
-        content = self._repos.get(repo, {}).get(name)
+        content = self.repos.get(repo, {}).get(name)
         if parts[2] != "resolve" or content is None:
             return Answer(404, {"X-Error-Code": "EntryNotFound"})
         assert revision in ("main", COMMIT)
@@ -140,11 +141,11 @@ class FakeHub:
         if "authorization" in headers:
             return Answer(400)
         owner, repo, *rest = path.strip("/").split("/")
-        content = self._repos[f"{owner}/{repo}"]["/".join(rest)]
+        content = self.repos[f"{owner}/{repo}"]["/".join(rest)]
         return _content(content, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'})
 
     def _listing(self, repo: str, rest: list[str]) -> Answer:
-        files = self._repos.get(repo)
+        files = self.repos.get(repo)
         if repo in self._gated:
             return Answer(403, {"X-Error-Code": "GatedRepo"}, b"{}")
         if files is None:

@@ -34,6 +34,7 @@ COMMANDS = {
     "cp": ("library", "copy"),
     "rm": ("library", "remove"),
     "rollout": ("rollout", "rollout"),
+    "plan": ("plan", "plan"),
     "quantize": ("quantize", "quantize"),
     "convert": ("quantize", "convert"),
     "tokenize": ("text", "tokenize"),

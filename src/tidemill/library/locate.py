@@ -11,7 +11,8 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.library.home import default_home, has_models
 from tidemill.library.manifest import EMPTY, Definition
 from tidemill.loading.hub import Say
-from tidemill.loading.locate import bundled_models
+from tidemill.loading.hub_name import HubName, parse
+from tidemill.loading.locate import bundled_models, existing, is_path
 from tidemill.loading.locate import locate as locate_file
 
 if TYPE_CHECKING:
@@ -73,3 +74,21 @@ def locate(
         message = f"{error.message}; the library has {near[0]}"
         raise TidemillError(error.kind, message, param=error.param) from None
     return Located(path, name)
+
+
+def remote_name(model: str | Path | None, library: Library | None = None) -> HubName | None:
+    """The name on the hub that `locate` would take a model's name for; None for a model that is
+    here, and for what is no name on the hub.
+
+    Raises:
+        TidemillError: CONFIG for the address of another site.
+    """
+    if not isinstance(model, str) or model in bundled_models() or is_path(model):
+        return None
+    if library is None and has_models(default_home()):
+        from tidemill.library.catalog import Library
+
+        library = Library.open()
+    if library is not None and library.find(model) is not None:
+        return None
+    return None if existing(model) is not None else parse(model)

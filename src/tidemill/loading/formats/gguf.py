@@ -156,9 +156,31 @@ def read_file(path: Path) -> GgufFile:
         raise in_file(error, path) from error
 
 
+def header_length(beginning: memoryview) -> int | None:
+    """Bytes before the tensors' data of a file that begins like this; None if that needs more of
+    it, or it is none."""
+    cursor = _Cursor(beginning, Path())
+    try:
+        _read_header(cursor)
+    except TidemillError:
+        return None
+    return cursor.position
+
+
 def _parse(file: MappedFile) -> GgufFile:
     cursor = _Cursor(file.view, file.path)
-    if file.size < 24 or bytes(cursor.take(4)) != MAGIC:
+    version, metadata, infos = _read_header(cursor)
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    sane = isinstance(alignment, int) and 1 <= alignment <= 2**20
+    if not sane or alignment & (alignment - 1):
+        raise model_file_error(f"general.alignment must be a power of two, got {alignment!r}")
+    data = -(-cursor.position // alignment) * alignment
+    return GgufFile(file.path, version, metadata, _place(file, infos, data, alignment))
+
+
+def _read_header(cursor: _Cursor) -> tuple[int, dict[str, Any], list[_Info]]:
+    """Version, metadata and tensor infos."""
+    if cursor.left < 24 or bytes(cursor.take(4)) != MAGIC:
         raise model_file_error("not a GGUF file, or truncated in its header")
     version = int(cursor.scalar("I"))
     if version not in VERSIONS:
@@ -177,13 +199,7 @@ def _parse(file: MappedFile) -> GgufFile:
         if key in metadata:
             raise model_file_error(f"metadata key {key[:80]!r} occurs twice", param=key)
         metadata[key] = _value(cursor, int(cursor.scalar("I")), 0)
-    infos = [_tensor_info(cursor) for _ in range(tensor_count)]
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    sane = isinstance(alignment, int) and 1 <= alignment <= 2**20
-    if not sane or alignment & (alignment - 1):
-        raise model_file_error(f"general.alignment must be a power of two, got {alignment!r}")
-    data = -(-cursor.position // alignment) * alignment
-    return GgufFile(file.path, version, metadata, _place(file, infos, data, alignment))
+    return version, metadata, [_tensor_info(cursor) for _ in range(tensor_count)]
 
 
 def _value(cursor: _Cursor, kind: int, depth: int) -> Any:

@@ -28,6 +28,13 @@ TYPE_BYTES = {
 }  # fmt: skip
 
 
+def header_length(beginning: memoryview) -> int | None:
+    """Bytes before the tensors of a file that begins like this; None if that needs more of it."""
+    if len(beginning) < _LENGTH_BYTES:
+        return None
+    return _LENGTH_BYTES + int.from_bytes(beginning[:_LENGTH_BYTES], "little")
+
+
 def read_file(path: Path) -> dict[str, StoredTensor]:
     """Tensors of one file by name; only the header is read.
 

@@ -1,0 +1,131 @@
+"""Measurements that are kept on this machine: costs of models, and the machine's own rates."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import msgspec
+
+from tidemill.base.errors import TidemillError
+from tidemill.contract.needs import MemoryNeeds
+from tidemill.planning.devices import Attainment, Device
+from tidemill.simulate.costs import Costs, MachineFacts, file_name, read_costs, write_costs
+from tidemill.worker.machine import total_memory, usable_cpus
+
+FOLDER = "costs"
+"""Of the library's home."""
+
+_RATES = "machine.json"
+# Packing pads matrices by instruction set.
+_SAME_BYTES = 0.02
+
+
+class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
+    """What this machine does with any model, measured with random weights.
+
+    Attributes:
+        machine: that was measured.
+        created: UTC, ISO 8601.
+        read: bytes per second at which decoding reads weights.
+        flops: operations per second in large products, by type of weights.
+        layer_seconds: per layer and step, beside reading and computing.
+        spread: see `devices.Attainment`.
+    """
+
+    machine: MachineFacts
+    created: str
+    read: float
+    flops: dict[str, float]
+    layer_seconds: float
+    spread: float
+
+    def device(self) -> Device:
+        """As a device: its rates are attained, so all of its shares are 1."""
+        basis = f"random weights computed on this machine ({self.created})"
+        return Device(
+            name="this machine",
+            memory=self.machine.memory_bytes,
+            bandwidth=self.read,
+            flops=self.flops,
+            watts=None,
+            price=None,
+            attainment=Attainment(1.0, 1.0, self.layer_seconds, self.spread, basis),
+            source="measured by `tidemill calibrate`",
+        )
+
+
+def this_machine() -> MachineFacts:
+    """The machine, as costs name it."""
+    return MachineFacts(
+        processor=_processor(), cores=usable_cpus(), memory_bytes=total_memory(), device="cpu"
+    )
+
+
+def _processor() -> str:
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = dict(
+        (name.strip(), value.strip()) for name, _, value in map(_pair, first.splitlines())
+    )
+    named = fields.get("model name") or platform.machine()
+    return f"{named}, family {fields['cpu family']}" if "cpu family" in fields else named
+
+
+def _pair(line: str) -> tuple[str, str, str]:
+    return line.partition(":")
+
+
+def keep_costs(folder: Path, costs: Costs) -> Path:
+    """Write costs where `find_costs` finds them."""
+    path = folder / file_name(costs.machine, costs.engine)
+    write_costs(costs, path)
+    return path
+
+
+def find_costs(folder: Path, needs: MemoryNeeds, threads: int) -> Costs | None:
+    """The newest costs of a model of these sizes, computed like this on this machine.
+
+    Weights' values cost nothing, so that a model of the same shape and types will do.
+    """
+    machine, found = this_machine(), list[tuple[str, Costs]]()
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        try:
+            costs = read_costs(path)
+        except TidemillError:
+            continue
+        if _is_of(costs, machine, needs, threads):
+            found.append((costs.created, costs))
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _is_of(costs: Costs, machine: MachineFacts, needs: MemoryNeeds, threads: int) -> bool:
+    engine, facts = costs.engine, needs.facts
+    if facts is None or costs.machine != machine:
+        return False
+    same = (engine.family, engine.parameters, engine.dtype, engine.kv_dtype, engine.quantization)
+    asked = (facts.family, facts.parameters, needs.dtype, needs.kv_dtype, facts.quantization)
+    sizes = abs(engine.weight_bytes - needs.weight_bytes) <= _SAME_BYTES * needs.weight_bytes
+    return same == asked and sizes and engine.threads == threads
+
+
+def keep_rates(folder: Path, rates: MachineRates) -> Path:
+    """Write the machine's rates where `find_rates` finds them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _RATES
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(rates), indent=2) + b"\n")
+    os.replace(temporary, path)
+    return path
+
+
+def find_rates(folder: Path) -> MachineRates | None:
+    """This machine's rates; None where it, or its number of processors, is another one now."""
+    try:
+        rates = msgspec.json.decode((folder / _RATES).read_bytes(), type=MachineRates)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return rates if rates.machine == this_machine() else None
