@@ -723,23 +723,16 @@ class EngineCore:
                 _log.exception("a client could not be notified that the engine stops")
 
 
-def make_core(
+def make_scheduler(
     opened: OpenedExecutor,
     config: EngineConfig,
     *,
     depth: int = DEPTH,
     jump_ahead: bool = True,
     always_draft: bool = False,
-) -> EngineCore:
-    """The core for an opened executor.
-
-    Args:
-        opened: the executor.
-        config: the engine's configuration.
-        depth: plans that may be in flight (1 or 2). A recurrent model always has 1: of a sequence's
-            two states, one is the state before the row in flight, which a rollback restores.
-        jump_ahead, always_draft: see `sched.policy.Limits`.
-    """
+    clock: Callable[[], float] = monotonic,
+) -> Scheduler:
+    """The scheduler for an opened executor; see `make_core`. Its time is `clock`'s alone."""
     info = opened.info
     memory = KVMemory(
         (info.reserved_blocks or info.num_blocks,) * opened.num_groups,
@@ -765,15 +758,37 @@ def make_core(
         drafters=info.drafters,
         always_draft=always_draft,
     )
-    scheduler = Scheduler(
+    return Scheduler(
         memory,
         limits,
         info.eos_token_ids,
         weights_digest=opened.identity,
         kv_dtype=info.kv_dtype,
-        clock=monotonic,
+        clock=clock,
     )
-    grammars = None
+
+
+def make_core(
+    opened: OpenedExecutor,
+    config: EngineConfig,
+    *,
+    depth: int = DEPTH,
+    jump_ahead: bool = True,
+    always_draft: bool = False,
+) -> EngineCore:
+    """The core for an opened executor.
+
+    Args:
+        opened: the executor.
+        config: the engine's configuration.
+        depth: plans that may be in flight (1 or 2). A recurrent model always has 1: of a sequence's
+            two states, one is the state before the row in flight, which a rollback restores.
+        jump_ahead, always_draft: see `sched.policy.Limits`.
+    """
+    scheduler = make_scheduler(
+        opened, config, depth=depth, jump_ahead=jump_ahead, always_draft=always_draft
+    )
+    info, grammars = opened.info, None
     if opened.tokenizer is not None:
         grammars = GrammarService(opened.tokenizer, info.vocab_size, info.eos_token_ids)
     return EngineCore(opened.executor, scheduler, info, grammars)

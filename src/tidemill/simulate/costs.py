@@ -168,8 +168,9 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True):
         steps: measured.
         error: median of |measured / fitted - 1| over classes of like steps: what the fit misses.
         worst: the largest of these, over classes of at least `fit.ENOUGH` steps.
-        ratios: quantiles of measured / fitted over all steps, evenly from 0 to 1: the noise of
-            single steps, which the simulator draws from.
+        ratios: measured / fitted of all steps, in ascending order, as means of equal shares of
+            them (of 200, or fewer steps): the noise of single steps, which the simulator draws
+            from. Their mean is that of all steps.
     """
 
     steps: int = 0

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 from typing import NamedTuple
 
 from tidemill.base.errors import config_error
@@ -21,7 +22,7 @@ ENOUGH = 4
 """Steps of a class that say something about it."""
 
 _LEAST_STEPS = 30
-_QUANTILES = 41
+_SHARES = 200
 _SWEEPS = 4000
 _CONVERGED = 1e-10
 _MOST_WEIGHT = 64
@@ -158,8 +159,9 @@ def _residuals(seconds: StepSeconds, steps: Sequence[Step], classes: Sequence[_C
         miss for miss, known in zip(misses, classes, strict=True) if known.steps >= ENOUGH
     ] or misses
     ratios = sorted(step.seconds / seconds.of(step.work) for step in steps)
-    last = len(ratios) - 1
-    at = [ratios[round(last * i / (_QUANTILES - 1))] for i in range(_QUANTILES)]
+    shares = min(_SHARES, len(ratios))
+    cuts = [round(len(ratios) * i / shares) for i in range(shares + 1)]
+    at = [fmean(ratios[low:high]) for low, high in pairwise(cuts)]
     return Residuals(
         steps=len(steps),
         error=round(median(common), 5),
