@@ -1,0 +1,36 @@
+"""Container files and scripts: linted by the field's own linters."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "containers"
+
+
+def lint(tool: str, *files: Path) -> None:
+    found = shutil.which(tool, path=str(Path(sys.executable).parent))
+    if found is None:
+        pytest.skip(f"{tool} is not installed")
+    done = subprocess.run([found, *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_container_files() -> None:
+    lint("hadolint", *sorted(FOLDER.glob("Containerfile*")))
+
+
+def test_scripts() -> None:
+    lint("shellcheck", *sorted(FOLDER.glob("*.sh")))
+
+
+def test_images_run_as_nobody_and_say_how_they_are() -> None:
+    for file in FOLDER.glob("Containerfile*"):
+        last = file.read_text().rsplit("\nFROM ", 1)[1]
+        assert "\nUSER 65532:65532\n" in last
+        assert "\nHEALTHCHECK " in last
+        assert last.startswith("scratch\n"), "no shell and no package manager"
