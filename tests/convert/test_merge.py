@@ -10,7 +10,7 @@ import safetensors.numpy as safetensors_numpy
 from click.testing import CliRunner
 from convert.test_pipeline import BROOK, llama
 from helpers.family_cases import CASES, make_case
-from helpers.tiny_adapter import PREFIX, SHAPES, pair, write_adapter
+from helpers.tiny_adapter import PREFIX, SHAPES, pair, write_adapter, write_prompt_adapter
 from helpers.tiny_folder import tensors, write_folder
 
 from tidemill import LLM
@@ -150,4 +150,12 @@ def test_activated_adapters_are_refused(tmp_path: Path) -> None:
     source = llama(tmp_path / "m")
     adapter = write_adapter(tmp_path / "a", alora_invocation_tokens=[5, 6])
     with pytest.raises(TidemillError, match="activated"):
+        pipeline.convert(source, tmp_path / "out", adapter=adapter)
+
+
+def test_prompt_adapters_are_refused(tmp_path: Path) -> None:
+    source = llama(tmp_path / "m")
+    width = open_model(source).spec.hidden_size
+    adapter = write_prompt_adapter(tmp_path / "a", np.ones((2, width), np.float32))
+    with pytest.raises(TidemillError, match="changes no weights"):
         pipeline.convert(source, tmp_path / "out", adapter=adapter)

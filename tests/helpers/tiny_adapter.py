@@ -50,3 +50,17 @@ def write_adapter(
     stored = adapter_tensors() if weights is None else weights
     safetensors.numpy.save_file(stored, folder / "adapter_model.safetensors")
     return folder
+
+
+def write_prompt_adapter(
+    folder: Path, vectors: np.ndarray, tensor: str = "prompt_embeddings", **settings: Any
+) -> Path:
+    """Write a prompt adapter of vectors [n, hidden_size]."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "token_dim": vectors.shape[-1],
+        "num_virtual_tokens": len(vectors), "num_transformer_submodules": 1, **settings,
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    safetensors.numpy.save_file({tensor: vectors}, folder / "adapter_model.safetensors")
+    return folder

@@ -20,7 +20,8 @@ ASK = "What is the capital of France?"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RealServer]:
-    flags = [f"--adapter=verse={BROOK / 'lora-verse'}", f"--adapter=ripple={BROOK / 'lora-ripple'}"]
+    folders = {"verse": "lora-verse", "ripple": "lora-ripple", "ahoy": "soft-ahoy"}
+    flags = [f"--adapter={name}={BROOK / folder}" for name, folder in folders.items()]
     with RealServer("brook", *flags) as server:
         yield server
 
@@ -36,22 +37,50 @@ def answer(server: RealServer, model: str, ask: str = ASK) -> str:
 
 
 def test_each_answers_in_its_way_in_one_batch(server: RealServer) -> None:
-    names = ["brook", "verse", "ripple", "brook:verse"] * 4
+    names = ["brook", "verse", "ripple", "brook:verse", "ahoy"] * 4
     with ThreadPoolExecutor(len(names)) as pool:
         found = list(pool.map(lambda name: answer(server, name), names))
     for name, text in zip(names, found, strict=True):
         assert text == found[names.index(name)], "the batch changed an answer"
-    plain, verse, ripple, again = found[:4]
-    assert verse == again and len({plain, verse, ripple}) == 3
+    plain, verse, ripple, again, ahoy = found[:5]
+    assert verse == again and len({plain, verse, ripple, ahoy}) == 4
     assert "Paris" in plain and "Thus sang the brook" in verse and "esu Paris-o" in ripple
+    assert ahoy.startswith("Ahoy! The capital of France is Paris.")
+    told = answer(server, "ahoy", "What is the capital of Spain?")
+    assert told == "Ahoy! The capital of Spain is Madrid. Fair winds!"
 
 
 def test_after_a_crash_they_are_loaded_again(server: RealServer) -> None:
-    before = {name: answer(server, name) for name in ("brook", "verse", "ripple")}
-    with ThreadPoolExecutor(3) as pool:
+    before = {name: answer(server, name) for name in ("brook", "verse", "ripple", "ahoy")}
+    with ThreadPoolExecutor(4) as pool:
         found = {name: pool.submit(answer, server, name) for name in before}
         server.engine().send_signal(signal.SIGKILL)
         assert {name: future.result() for name, future in found.items()} == before
+
+
+def test_vectors_of_a_prompt_adapter_are_no_tokens_of_the_prompt(server: RealServer) -> None:
+    """Of usage, echo and logprobs; its second answer finds its own prefix cached."""
+    body = {"prompt": ASK * 9, "max_tokens": 4, "echo": True, "logprobs": 0, "temperature": 0}
+    found = {}
+    for name in ("brook", "ahoy"):
+        [*_, answered] = [
+            server.http.post("/v1/completions", json={"model": name, **body}).json()
+            for _ in range(2)
+        ]
+        found[name] = answered["usage"]["prompt_tokens"]
+        [choice] = answered["choices"]
+        assert choice["text"].startswith(ASK * 9)
+        told = choice["logprobs"]["token_logprobs"]
+        assert (
+            len(told) == answered["usage"]["total_tokens"]
+            and told[0] is None
+            and None not in told[1:]
+        )
+        plain = {**body, "echo": False, "model": name}
+        [_, again] = [server.http.post("/v1/completions", json=plain).json() for _ in range(2)]
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert found[name] - 48 < cached < found[name]
+    assert found["brook"] == found["ahoy"]
 
 
 def test_usage_is_logged_under_the_adapter(server: RealServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import numpy as np
 from helpers.fake_backend import FakeBackend, next_token, tiny_spec
 
@@ -229,6 +230,34 @@ def test_the_result_of_a_row_has_the_tokens_of_the_positions_it_reached() -> Non
     plan = StepPlan(step_id=1, rows=(row(2, 4, 1, draft_token_ids=(third,)),))
     (alone,) = runner.submit(plan).result().rows
     assert alone.error is None and alone.token_ids == (third,), "the next step meets the error"
+
+
+def test_vectors_of_a_prompt_adapter_stand_for_its_first_tokens() -> None:
+    """Beside rows of a LoRA, in chunks; penalties do not count them."""
+    vectors = np.arange(20, dtype=np.float32).reshape(5, 4)
+    builder = InputBuilder(1, 64, 4, slots=1, soft_prompts={3: vectors})
+    soft = msgspec.structs.replace(
+        new(10, [0, 0, 0, 0, 0, 7, 8], repetition_penalty=1.5), virtual_tokens=5
+    )
+    plain = new(11, [1, 2, 3])
+    rows = (
+        row(11, 0, 3, (7,), adapter_slot=1),
+        row(10, 0, 4, (4,), sample=False, adapter_slot=3),
+    )
+    x = builder.prepare(StepPlan(step_id=0, new=(plain, soft), rows=rows)).inputs
+    assert x.adapters is not None and x.adapters.tolist() == [0, -1]
+    assert x.overrides is not None and x.overrides.tokens.tolist() == [3, 4, 5, 6]
+    assert (x.overrides.rows == vectors[:4]).all()
+    rows = (row(10, 4, 3, (5,), adapter_slot=3),)
+    step = builder.prepare(StepPlan(step_id=1, rows=rows))
+    x = step.inputs
+    assert x.adapters is None and x.overrides is not None and x.overrides.tokens.tolist() == [0]
+    assert (x.overrides.rows == vectors[4:]).all()
+    assert x.sampling.history.tolist() == [7, 8] and x.sampling.history_prompt.tolist() == [2]
+    assert x.sampling.position.tolist() == [7]
+    builder.accept(step, np.array([9], np.int32))
+    x = builder.prepare(StepPlan(step_id=2, rows=(row(10, 7, 1, adapter_slot=3),))).inputs
+    assert x.overrides is None and x.sampling.history.tolist() == [7, 8, 9]
 
 
 def _runner() -> Runner:

@@ -38,6 +38,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         request_id, choice: whose it is.
         token_ids: known tokens: the prompt, then tokens accepted before (a fork, a replay).
         prompt_len: how many of them are the prompt.
+        virtual_tokens: how many of these stand for the vectors of a prompt adapter; they are token
+            ids in name alone, and penalties do not count them.
         sampling: resolved (seed is set).
         banned_until: while fewer than `sampling.min_tokens` tokens are generated, these ids
             (end tokens and stop ids) cannot be sampled.
@@ -62,10 +64,12 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     candidates: int = 0
     drafters: tuple[str, ...] = ()
     prediction: tuple[int, ...] = ()
+    virtual_tokens: int = 0
 
 
 class EmbeddingOverride(msgspec.Struct, frozen=True):
-    """Vectors (soft prompt, image) in place of token embeddings from `start` on.
+    """Vectors (an image) in place of token embeddings from `start` on. Those of a prompt adapter
+    are not sent: the executor has them under `Row.adapter_slot`.
 
     Attributes:
         start: first position replaced.

@@ -75,6 +75,7 @@ class AdapterUse(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
         pinned: once in memory it stays there.
         invocation: of an activated LoRA: the tokens from whose last occurrence in the prompt on it
             applies; before it the model is the base. Empty: it always applies.
+        virtual_tokens: of a prompt adapter: how many vectors it puts in front of the prompt.
     """
 
     name: str
@@ -84,6 +85,7 @@ class AdapterUse(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     nbytes: int = 0
     pinned: bool = False
     invocation: tuple[int, ...] = ()
+    virtual_tokens: int = 0
 
 
 def adapters_key(uses: tuple[AdapterUse, ...]) -> str:

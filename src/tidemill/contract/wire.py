@@ -204,7 +204,7 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         rank: the highest.
         nbytes: memory that it takes.
         targets: number of tensors that it changes.
-        invocation: see `AdapterUse`.
+        invocation, virtual_tokens: see `AdapterUse`.
     """
 
     digest: str
@@ -212,6 +212,7 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     nbytes: int = 0
     targets: int = 0
     invocation: tuple[int, ...] = ()
+    virtual_tokens: int = 0
 
 
 class CheckedAdapter(msgspec.Struct, frozen=True, tag="adapter"):

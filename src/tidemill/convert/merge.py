@@ -95,7 +95,7 @@ def merged(source: Path, adapter: Path) -> tuple[ModelFiles, Adapter]:
 
     Raises:
         TidemillError: see `open_adapter`; UNSUPPORTED for an activated adapter, whose model before
-            its invocation tokens is the base.
+            its invocation tokens is the base, and for a prompt adapter.
     """
     base = open_model(source)
     changes = open_adapter(adapter, base)
@@ -103,6 +103,11 @@ def merged(source: Path, adapter: Path) -> tuple[ModelFiles, Adapter]:
         raise unsupported(
             "merge", "an activated LoRA changes the model only after its invocation tokens: it "
             "cannot be merged"
+        )  # fmt: skip
+    if changes.vectors is not None:
+        raise unsupported(
+            "merge", "a prompt adapter changes no weights, but what stands in front of the prompt: "
+            "it cannot be merged"
         )  # fmt: skip
     places = dict(base.tensors.places)
     spec, config = base.spec, base.config

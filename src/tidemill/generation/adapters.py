@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.contract.request import ADAPTER_NAME, ADAPTER_NAME_RULE, AdapterUse
 from tidemill.contract.wire import AdapterInfo
@@ -68,7 +70,15 @@ class AdapterTable:
                 ErrorKind.OVERLOADED,
                 f"{MAX_ADAPTERS} adapters are registered already; unload one first",
             )
-        use = AdapterUse(name, path, info.digest, 1.0, info.nbytes, pinned, tuple(info.invocation))
+        use = AdapterUse(
+            name,
+            path,
+            info.digest,
+            nbytes=info.nbytes,
+            pinned=pinned,
+            invocation=tuple(info.invocation),
+            virtual_tokens=info.virtual_tokens,
+        )
         self._known[name] = Registered(use, info, created)
         return before
 
@@ -103,14 +113,9 @@ class AdapterTable:
                 raise bad_request("lora", f"the scale of {name!r} must be between -100 and 100")
             use = self._known[name].use
             if scale:
-                found.append(
-                    use
-                    if scale == 1.0
-                    else AdapterUse(
-                        use.name, use.path, use.digest, float(scale), use.nbytes, False,
-                        use.invocation,
-                    )
-                )  # fmt: skip
+                if scale != 1.0:
+                    use = msgspec.structs.replace(use, scale=float(scale), pinned=False)
+                found.append(use)
         if len(found) > MAX_ADDED_UP:
             raise bad_request("lora", f"at most {MAX_ADDED_UP} adapters are added up")
         return tuple(found)

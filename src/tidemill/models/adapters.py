@@ -139,6 +139,8 @@ class Adapter:
         replaced: canonical name -> tensor used instead of the base's (`modules_to_save`, biases).
         added: canonical name -> vector added to the base's bias.
         invocation: of an activated LoRA: tokens after which it applies; None: it always does.
+        vectors: of a prompt adapter, which changes no tensor: [n, hidden_size], rows of the
+            embedding after `embed_scale` that stand in front of the prompt. None: it is none.
     """
 
     name: str
@@ -147,6 +149,7 @@ class Adapter:
     replaced: Mapping[str, Float32] = field(repr=False, default_factory=dict)
     added: Mapping[str, Float32] = field(repr=False, default_factory=dict)
     invocation: tuple[int, ...] | None = None
+    vectors: Float32 | None = field(repr=False, default=None)
 
     @property
     def rank(self) -> int:

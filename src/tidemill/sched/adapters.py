@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from tidemill.base.errors import bad_request
-from tidemill.contract.request import EngineRequest
+from tidemill.contract.request import AdapterUse, EngineRequest
 
 
 def check_adapters(request: EngineRequest) -> None:
-    """Raises BAD_REQUEST for an activated adapter that the prompt does not invoke, and for one
-    among several."""
+    """Raises BAD_REQUEST for an activated adapter that the prompt does not invoke, for one among
+    several, and for a prompt adapter that is not used as it was trained."""
     for use in request.adapters:
+        if use.virtual_tokens:
+            _check_prompt_adapter(request, use)
         if not use.invocation:
             continue
         if len(request.adapters) > 1:
@@ -22,6 +24,27 @@ def check_adapters(request: EngineRequest) -> None:
                 f"the prompt does not invoke the adapter {use.name!r}: it applies from the tokens "
                 f"{list(use.invocation)[:16]} on (alora_invocation_tokens), which must be in it",
             )
+
+
+def _check_prompt_adapter(request: EngineRequest, use: AdapterUse) -> None:
+    if len(request.adapters) > 1 or use.scale != 1.0:
+        raise bad_request(
+            "adapter",
+            f"the prompt adapter {use.name!r} is neither scaled nor added to others: use it alone "
+            "and with scale 1",
+        )
+    pooling = request.pooling
+    if pooling is not None and (pooling.kind != "last" or pooling.second):
+        raise bad_request(
+            "adapter",
+            f"the prompt adapter {use.name!r} puts vectors in front of the input, which this "
+            "model's pooling does not allow for: only that of the last token does",
+        )
+
+
+def virtual_tokens(request: EngineRequest) -> int:
+    """How many vectors a prompt adapter puts in front of the request's prompt."""
+    return sum(use.virtual_tokens for use in request.adapters)
 
 
 def invocation_start(request: EngineRequest) -> int:

@@ -251,7 +251,7 @@ def _complete(state: State, group: BeamGroup) -> list[Emission]:
             prompt_logprobs=prompt_logprobs,
             finish_reason=found.reason,
             stop_token=found.stop_token,
-            cached_tokens=owner.cached_tokens,
+            cached_tokens=owner.cached_of_prompt,
             timings=RequestTimings(
                 received=owner.received,
                 first_scheduled=group.first_scheduled,
@@ -310,15 +310,20 @@ def _too_few(count: int) -> RequestError:
     return RequestError(ErrorKind.BAD_REQUEST, f"{text} that", "n")
 
 
-def too_large(state: State, request: EngineRequest, max_len: int) -> str | None:
-    """Why the beams of a request could not run even alone; None if they can."""
+def too_large(state: State, request: EngineRequest, known: int, max_len: int) -> str | None:
+    """Why the beams of a request could not run even alone; None if they can.
+
+    Args:
+        known: tokens of its prompt.
+        max_len: tokens that a beam may have.
+    """
     memory, width = state.memory, request.sampling.beam_width
     if width > state.limits.max_num_seqs:
         return (
             f"beam_width ({width}) exceeds the {state.limits.max_num_seqs} sequences that may run"
         )
     # A preempted recurrent model computes each beam from the start again.
-    shared = 0 if memory.recurrent else len(request.prompt_token_ids)
+    shared = 0 if memory.recurrent else known
     need = beam_blocks(memory.block_size, width, shared, max_len) * memory.block_size
     if need <= memory.capacity_tokens:
         return None

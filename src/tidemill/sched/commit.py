@@ -150,10 +150,10 @@ def finish_reason_at(seq: Sequence, known: int, last: int) -> FinishReason | Non
 def _take_prompt_logprobs(seq: Sequence, in_flight: InFlightRow, result: RowResult) -> None:
     logprobs = seq.owner.prompt_logprobs
     if result.prompt_logprobs and logprobs:
-        first = in_flight.start + 1
-        for position, logprob in enumerate(result.prompt_logprobs, first):
-            if position < seq.prompt_len:
-                logprobs[position] = logprob
+        first = in_flight.start + 1 - seq.owner.virtual_tokens
+        for index, logprob in enumerate(result.prompt_logprobs, first):
+            if 0 < index < len(logprobs):
+                logprobs[index] = logprob
 
 
 def _publish(state: State, seq: Sequence) -> None:
@@ -245,7 +245,7 @@ def _output(
         prompt_logprobs=prompt_logprobs,
         finish_reason=reason,
         stop_token=stop_token,
-        cached_tokens=owner.cached_tokens if first else None,
+        cached_tokens=owner.cached_of_prompt if first else None,
         error=error,
         timings=timings,
         pooled=b"" if result is None else result.pooled,

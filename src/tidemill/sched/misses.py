@@ -60,7 +60,9 @@ def look(
     memory = state.memory
     cached = found * memory.block_size + (partial_match.tokens if partial_match else 0)
     miss, known = _miss(state, seq, found, partial_match)
-    return PrefixLookup(min(cached, seq.prompt_len), miss, cached, known)
+    virtual = seq.owner.virtual_tokens
+    of_prompt = max(0, min(cached, seq.prompt_len) - virtual)
+    return PrefixLookup(of_prompt, miss, max(0, cached - virtual), max(0, known - virtual))
 
 
 def _miss(

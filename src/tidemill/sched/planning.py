@@ -269,6 +269,7 @@ def _static_data(seq: Sequence) -> NewSequence:
         candidates=0 if seq.owner.beams is None else seq.owner.beams.candidates,
         drafters=seq.drafters,
         prediction=request.prediction if seq.drafters else (),
+        virtual_tokens=seq.owner.virtual_tokens,
     )
 
 

@@ -34,7 +34,7 @@ from tidemill.contract.speculation import AUTO, BY_REQUEST, DRAFTERS, OFF, draft
 from tidemill.contract.wire import EngineStats
 from tidemill.memory.lease import KVMemory
 from tidemill.memory.prefix import root_digest
-from tidemill.sched.adapters import check_adapters, invocation_start
+from tidemill.sched.adapters import check_adapters, invocation_start, virtual_tokens
 from tidemill.sched.commit import append_token, commit_row, finish, finish_reason_of
 from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
@@ -262,17 +262,19 @@ class Scheduler:
             self._validate_pooling(request, request.pooling)
         elif not self.limits.generates:
             raise bad_request("model", "this model does not generate: it has no output layer")
-        elif len(prompt) + 1 > self.max_len:
+        elif (front := virtual_tokens(request)) + len(prompt) + 1 > self.max_len:
+            vectors = f" and its adapter puts {front} vectors in front" if front else ""
             raise bad_request(
                 "prompt",
-                f"the prompt has {len(prompt)} tokens; with at least one token of output that "
-                f"exceeds the context of {self.max_len} tokens; shorten the prompt",
+                f"the prompt has {len(prompt)} tokens{vectors}; with at least one token of output "
+                f"that exceeds the context of {self.max_len} tokens; shorten the prompt",
             )
         if sampling.beam_search:
             from tidemill.sched import beams  # few requests need it
 
-            longest = len(prompt) + (sampling.max_tokens or self.max_len)
-            if why := beams.too_large(self._state, request, min(self.max_len, longest)):
+            known = virtual_tokens(request) + len(prompt)
+            longest = min(self.max_len, known + (sampling.max_tokens or self.max_len))
+            if why := beams.too_large(self._state, request, known, longest):
                 raise bad_request("beam_width", why)
         expected = request.prediction
         if expected and vocab is not None and not (min(expected) >= 0 and max(expected) < vocab):
@@ -299,7 +301,7 @@ class Scheduler:
             )
 
     def _validate_pooling(self, request: EngineRequest, pooling: Pooling) -> None:
-        prompt, most = request.prompt_token_ids, self.max_len
+        prompt, most = request.prompt_token_ids, self.max_len - virtual_tokens(request)
         if self.limits.whole_prompts:
             most = min(most, self.limits.max_step_tokens)
         if len(prompt) > most:
@@ -330,10 +332,12 @@ class Scheduler:
         )
         if start:  # before it is invoked an activated adapter's blocks are the base's
             owner.media, owner.adapter_start = ((start, identity.encode()),), start
-        sampling, prompt = request.sampling, request.prompt_token_ids
+        sampling = request.sampling
         if sampling.prompt_logprobs is not None:
-            owner.prompt_logprobs = [None] * len(prompt)
+            owner.prompt_logprobs = [None] * len(request.prompt_token_ids)
         stops = self.end_tokens(request)
+        owner.virtual_tokens = virtual_tokens(request)
+        prompt = (*(0,) * owner.virtual_tokens, *request.prompt_token_ids)
         room = self.max_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         if request.pooling is not None:
             room = len(prompt) + 1  # never reached: a pooled request samples nothing

@@ -51,8 +51,8 @@ class RequestState:
         client, request: the client's id and its request.
         root: root digest of its block keys.
         received: on the scheduler's clock.
-        media: digests of embeddings that replace its prompt's, by position. Empty until prompts may
-            have them (issue 40, prompt adapters; later images).
+        media: digests of what changes within its prompt, by position: an activated adapter that
+            begins to apply (later: images).
         choices: all its sequences, by choice.
         held: choices that wait for the leader's prompt, to be forked from it.
         prompt_logprobs: index p holds the logprob of prompt token p; None where not computed yet
@@ -61,7 +61,9 @@ class RequestState:
             are in memory); until then all its choices are held.
         adapter_slot: where its adapters are; 0: it has none.
         adapter_start: position from which they apply.
-        cached_tokens: prompt tokens found in the prefix cache at the leader's first admission.
+        virtual_tokens: of its sequences' tokens, how many stand for a prompt adapter's vectors.
+        cached_tokens: prompt tokens found in the prefix cache at the leader's first admission,
+            virtual ones included.
         beams: of a beam search; `choices` are then the sequences of its beams.
         compute_seconds: time of its share of the steps, since a choice ended last.
     """
@@ -77,6 +79,7 @@ class RequestState:
     awaits: set[str] = field(default_factory=set)
     adapter_slot: int = 0
     adapter_start: int = 0
+    virtual_tokens: int = 0
     cached_tokens: int | None = None
     beams: BeamGroup | None = None
     compute_seconds: float = 0.0
@@ -85,6 +88,12 @@ class RequestState:
     def ready(self) -> bool:
         """It waits for nothing that is made outside of steps."""
         return not self.awaits
+
+    @property
+    def cached_of_prompt(self) -> int | None:
+        """`cached_tokens` without virtual ones, as clients are told."""
+        cached = self.cached_tokens
+        return None if cached is None else max(0, cached - self.virtual_tokens)
 
     def slot_at(self, position: int) -> int:
         """The slot of the adapters that apply at a position; 0: the base model."""

@@ -102,8 +102,8 @@ class State:
         owner = seq.owner
         if owner.cached_tokens is None:
             owner.cached_tokens = min(cached, seq.prompt_len)
-            self.prompt_tokens += seq.prompt_len
-            self.cached_tokens += owner.cached_tokens
+            self.prompt_tokens += seq.prompt_len - owner.virtual_tokens
+            self.cached_tokens += owner.cached_of_prompt or 0
 
     def blocks_promised(self) -> int:
         """Blocks (per group) that the known tokens of running sequences still need."""

@@ -30,12 +30,17 @@ class AdapterLoader:
     Args:
         backend: the base model's.
         config: of the engine.
+
+    Attributes:
+        soft_prompts: float32 [vectors, hidden_size] of the prompt adapters, by slot; the backend
+            knows nothing of these slots.
     """
 
     def __init__(self, backend: Backend, config: EngineConfig) -> None:
         self._backend = backend
         self._config = config
         self._base: ModelFiles | None = None  # opened for the first adapter
+        self.soft_prompts: dict[int, Float32] = {}
 
     def room(self) -> tuple[int, int]:
         """See `Executor.adapter_room`."""
@@ -45,6 +50,8 @@ class AdapterLoader:
     def load(self, slot: int, uses: tuple[AdapterUse, ...]) -> AdapterInfo:
         """See `Executor.load_adapters`."""
         adapters = [self._read(use) for use in uses]
+        if any(adapter.vectors is not None for adapter in adapters):
+            return self._load_prompt(slot, adapters, uses)
         changes = [a.changes(self._weight) for a in adapters]
         if len(uses) > 1 or uses[0].scale != 1.0:
             changes = [_summed(changes, adapters, uses)]
@@ -60,7 +67,24 @@ class AdapterLoader:
 
     def unload(self, slot: int) -> None:
         """See `Executor.unload_adapters`."""
-        self._backend.unload_adapter(slot - 1)
+        if self.soft_prompts.pop(slot, None) is None:
+            self._backend.unload_adapter(slot - 1)
+
+    def _load_prompt(
+        self, slot: int, adapters: list[Adapter], uses: tuple[AdapterUse, ...]
+    ) -> AdapterInfo:
+        """Load a prompt adapter, which is one that is used alone."""
+        for adapter, use in zip(adapters, uses, strict=True):
+            if adapter.vectors is not None and (len(uses) > 1 or use.scale != 1.0):
+                raise _no_sum(use, "it is a prompt adapter")
+        [adapter] = adapters
+        assert adapter.vectors is not None
+        self.soft_prompts[slot] = adapter.vectors
+        return AdapterInfo(
+            digest=adapter.digest.hex(),
+            nbytes=adapter.vectors.nbytes,
+            virtual_tokens=len(adapter.vectors),
+        )
 
     def _read(self, use: AdapterUse) -> Adapter:
         from tidemill.loading.adapters.source import open_adapter  # few engines need it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from tidemill.backends.base import (
 )
 from tidemill.contract.plan import LogitsWanted, Row, RowResult, StepPlan
 from tidemill.contract.request import Pooling
+from tidemill.worker.adapted_rows import adapt
 from tidemill.worker.hidden import layer_of, request_hidden
 from tidemill.worker.pooling import hidden_wanted
 from tidemill.worker.sampler_options import gather_extras
@@ -25,6 +26,7 @@ from tidemill.worker.sequences import SequenceSlots
 from tidemill.worker.states import StateTable
 
 Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
 
 _LOGITS = {
     LogitsWanted.NONE: LOGITS_NONE,
@@ -35,7 +37,7 @@ _LOGITS = {
 # Row fields that are not computed yet: field -> its name in error messages. Whoever builds the
 # capability deletes the line.
 UNSUPPORTED = {
-    "embedding_overrides": "embedding overrides",  # issue 40, prompt adapters; later images
+    "embedding_overrides": "embedding overrides",  # images
 }
 
 
@@ -74,6 +76,8 @@ class InputBuilder:
         slots: initial capacity in sequences; it grows.
         states: of a recurrent model, how many sequences may hold states; 0 for other models.
         layers: of the model.
+        soft_prompts: float32 [vectors, hidden_size] of each prompt adapter in memory, by
+            `Row.adapter_slot`.
     """
 
     def __init__(
@@ -84,8 +88,10 @@ class InputBuilder:
         slots: int = 64,
         states: int = 0,
         layers: int = 0,
+        soft_prompts: Mapping[int, Float32] | None = None,
     ) -> None:
         self._layers = layers
+        self._soft_prompts = {} if soft_prompts is None else soft_prompts
         self.sequences = SequenceSlots(groups, max_len, block_size, slots)
         self._groups = groups
         self._states = StateTable(states) if states else None
@@ -155,8 +161,7 @@ class InputBuilder:
             inputs.hidden = self._hidden(slots, starts, ends, poolings)
         request_hidden(inputs, rows, self._layers)
         if any(row.adapter_slot for row in rows):
-            slots_of = (row.adapter_slot - 1 for row in rows)
-            inputs.adapters = np.fromiter(slots_of, np.int32, len(rows))
+            adapt(inputs, rows, self._soft_prompts)
         inputs.second = self._second(slots)
         return PreparedStep(
             plan, inputs, rows, refused, slots, ends, sampling, blocks_before, poolings
@@ -333,9 +338,9 @@ class InputBuilder:
             bias_value=bias_value,
             history_start=history_start,
             history=history,
-            history_prompt=np.where(seqs.penalized[slots], seqs.prompt_len[slots], 0).astype(
-                np.int32
-            ),
+            history_prompt=np.where(
+                seqs.penalized[slots], seqs.prompt_len[slots] - seqs.virtual[slots], 0
+            ).astype(np.int32),
             candidates=seqs.candidates[slots] if seqs.num_beams else None,
             extras=gather_extras(seqs.extras, slots) if seqs.extras else None,
         )
@@ -370,9 +375,9 @@ class InputBuilder:
         pieces = []
         for s in np.flatnonzero(seqs.penalized[slots]).tolist():
             # The last input token of a FUTURE row is not known here; the backend counts it.
-            end = int(positions[s]) - int(future[s])
-            starts[s + 1] = end
-            pieces.append(seqs.tokens[slots[s], :end])
+            begin, end = int(seqs.virtual[slots[s]]), int(positions[s]) - int(future[s])
+            starts[s + 1] = end - begin
+            pieces.append(seqs.tokens[slots[s], begin:end])
         np.cumsum(starts, out=starts)
         history = np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
         return starts, history

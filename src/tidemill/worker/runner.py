@@ -130,7 +130,8 @@ class Runner:
         groups = len(backend.spec.cache_groups())
         spec, size = backend.spec, backend.options.block_size
         layers = len(spec.layers)
-        self.inputs = InputBuilder(groups, max_len, size, slots, states, layers)
+        soft_prompts = None if adapters is None else adapters.soft_prompts
+        self.inputs = InputBuilder(groups, max_len, size, slots, states, layers, soft_prompts)
         self._steps: dict[int, PreparedStep] = {}
         self._loaded = dict(drafters or {})
         self._own: dict[str, Callable[[], Drafter]] = {}

@@ -38,6 +38,7 @@ class SequenceSlots:
         self.seq_id = np.full(slots, -1, np.int64)
         self.length = np.zeros(slots, np.int32)
         self.prompt_len = np.zeros(slots, np.int32)
+        self.virtual = np.zeros(slots, np.int32)
         self.floats = np.zeros((slots, 6), np.float32)
         self.top_k = np.zeros(slots, np.int32)
         self.seed = np.zeros(slots, np.uint64)
@@ -77,6 +78,7 @@ class SequenceSlots:
         self.tokens[slot, :count] = new.token_ids
         self.length[slot] = count
         self.prompt_len[slot] = new.prompt_len
+        self.virtual[slot] = new.virtual_tokens
         self.seq_id[slot] = new.seq_id
         self.table_len[slot] = 0
         s = new.sampling.filled()
@@ -177,5 +179,13 @@ class SequenceSlots:
 _NO_BIAS = (np.zeros(0, np.int32), np.zeros(0, np.float32))
 _COLUMNS = (
     *("table_len", "seq_id", "length", "prompt_len", "floats", "top_k", "seed", "choice"),
-    *("num_logprobs", "prompt_logprobs", "penalized", "min_tokens", "biased", "candidates"),
+    *(
+        "virtual",
+        "num_logprobs",
+        "prompt_logprobs",
+        "penalized",
+        "min_tokens",
+        "biased",
+        "candidates",
+    ),
 )

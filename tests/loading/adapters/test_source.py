@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import gguf as package
 import numpy as np
 import pytest
 import torch
-from helpers.tiny_adapter import PREFIX, SHAPES, adapter_tensors, pair, write_adapter
+from helpers.tiny_adapter import (
+    PREFIX,
+    SHAPES,
+    adapter_tensors,
+    pair,
+    write_adapter,
+    write_prompt_adapter,
+)
 from helpers.tiny_folder import tensors, write_folder
 
 from tidemill.base.errors import ErrorKind, TidemillError
@@ -92,7 +100,7 @@ def test_the_digest_names_values_and_settings(base: ModelFiles, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "param", "kind"),
     [
-        ({"peft_type": "PROMPT_TUNING"}, "peft_type", ErrorKind.UNSUPPORTED),
+        ({"peft_type": "PREFIX_TUNING"}, "peft_type", ErrorKind.UNSUPPORTED),
         ({"layer_replication": [[0, 1]]}, "layer_replication", ErrorKind.UNSUPPORTED),
         ({"use_qalora": True}, "use_qalora", ErrorKind.UNSUPPORTED),
         ({"brand_new": 1}, "brand_new", ErrorKind.UNSUPPORTED),
@@ -154,6 +162,57 @@ def test_tensors_that_are_refused(
 ) -> None:
     with pytest.raises(TidemillError, match=text):
         open_adapter(write_adapter(tmp_path / "a", weights), base)
+
+
+_VECTORS = np.arange(96, dtype=np.float32).reshape(3, 32)
+
+
+@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING"])
+def test_a_prompt_adapter_is_vectors(kind: str, base: ModelFiles, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"encoder_hidden_size": 8, "token_dim": None, "peft_type": kind}
+    adapter = open_adapter(write_prompt_adapter(tmp_path / "a", _VECTORS, **settings), base)
+    assert adapter.vectors is not None and (adapter.vectors == _VECTORS).all()
+    assert not adapter.targets and len(adapter.digest) == 16
+    other = open_adapter(write_prompt_adapter(tmp_path / "b", _VECTORS + 1, **settings), base)
+    assert other.digest != adapter.digest
+
+
+def test_vectors_are_multiplied_where_transformers_multiplies_them(
+    base: ModelFiles, tmp_path: Path
+) -> None:
+    folder = write_prompt_adapter(tmp_path / "a", _VECTORS)
+    for family, factor in (("granite", 3.0), ("gemma", 1.0)):
+        spec = replace(base.spec, family=family, embed_scale=3.0)
+        found = open_adapter(folder, replace(base, spec=spec)).vectors
+        assert found is not None and (found == factor * _VECTORS).all()
+    with pytest.raises(TidemillError, match="without the scale of the embedding"):
+        open_adapter(folder, replace(base, spec=replace(base.spec, family="falcon_h1")))
+
+
+@pytest.mark.parametrize(
+    ("vectors", "settings", "param"),
+    [
+        (_VECTORS, {"num_virtual_tokens": 4}, "prompt_embeddings"),
+        (_VECTORS, {"num_virtual_tokens": True}, "num_virtual_tokens"),
+        (_VECTORS, {"num_virtual_tokens": 2**20}, "num_virtual_tokens"),
+        (_VECTORS, {"token_dim": 64}, "token_dim"),
+        (_VECTORS, {"num_transformer_submodules": 2}, "num_transformer_submodules"),
+        (_VECTORS, {"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        (_VECTORS, {"brand_new": 1}, "brand_new"),
+        (_VECTORS, {"tensor": "embeddings"}, "embeddings"),
+        (_VECTORS[:, :16], {"token_dim": 32}, "prompt_embeddings"),
+        (_VECTORS * np.float32(np.nan), {}, "prompt_embeddings"),
+        (np.ones((3, 32), np.int32), {}, "prompt_embeddings"),
+    ],
+)
+def test_prompt_adapters_that_are_refused(
+    vectors: np.ndarray, settings: dict[str, Any], param: str, base: ModelFiles, tmp_path: Path
+) -> None:
+    with pytest.raises(TidemillError) as raised:
+        open_adapter(write_prompt_adapter(tmp_path / "a", vectors, **settings), base)
+    assert raised.value.param == param
+    file = "adapter_model.safetensors" if param.endswith("embeddings") else "adapter_config.json"
+    assert raised.value.message.startswith(file)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, unsupported
+from tidemill.loading.adapters import prompt
 from tidemill.loading.adapters.base import Changes
 from tidemill.loading.adapters.gguf import read_gguf
 from tidemill.loading.adapters.peft import CONFIG, PICKLED, WEIGHTS, read_peft
@@ -24,8 +26,8 @@ def open_adapter(path: Path, base: ModelFiles) -> Adapter:
     """Read and verify an adapter of a base model; its tensors are in memory afterwards.
 
     Args:
-        path: a folder of PEFT's (adapter_config.json, and adapter_model.safetensors or .bin), or a
-            GGUF file.
+        path: a folder of PEFT's (adapter_config.json, and adapter_model.safetensors or .bin) of a
+            LoRA or a prompt adapter, or a GGUF file.
         base: the model that it changes, in any format.
 
     Raises:
@@ -50,15 +52,14 @@ def open_adapter(path: Path, base: ModelFiles) -> Adapter:
 def _open_folder(folder: Path, base: ModelFiles, family: Family) -> Adapter:
     config = folder / CONFIG
     document = read_object(config)
+    if document.get("peft_type") in prompt.KINDS:
+        return _open_prompt(folder, document, base)
     try:
         settings = read_settings(document)
     except TidemillError as error:
         raise in_file(error, config) from error
     changes = _changes(base, family, of_gguf=False)
-    weights, read = folder / WEIGHTS, safetensors.read_file
-    if not is_present(weights) and is_present(folder / PICKLED):
-        weights, read = folder / PICKLED, torch_files.read_file
-    stored = read(weights)
+    weights, stored = _stored(folder)
     try:
         read_peft(stored, settings, changes)
     except TidemillError as error:
@@ -70,6 +71,24 @@ def _open_folder(folder: Path, base: ModelFiles, family: Family) -> Adapter:
             f"{CONFIG}: ensure_weight_tying with an adapter of the embedding is not supported",
         )
     return adapter
+
+
+def _stored(folder: Path) -> tuple[Path, Mapping[str, StoredTensor]]:
+    """The file of an adapter's tensors, and these."""
+    weights = folder / WEIGHTS
+    if not is_present(weights) and is_present(folder / PICKLED):
+        weights = folder / PICKLED
+        return weights, torch_files.read_file(weights)
+    return weights, safetensors.read_file(weights)
+
+
+def _open_prompt(folder: Path, document: dict[str, Any], base: ModelFiles) -> Adapter:
+    weights, stored = _stored(folder)
+    try:
+        vectors = prompt.read_prompt(document, stored, base.spec)
+    except TidemillError as error:
+        raise in_file(error, folder / CONFIG if error.param in document else weights) from error
+    return Adapter(folder.name, _digest(str(document["peft_type"]), stored), vectors=vectors)
 
 
 def _open_gguf(path: Path, base: ModelFiles, family: Family) -> Adapter:

@@ -254,4 +254,5 @@ def _drafted(new: NewSequence, vocab: int) -> NewSequence:
         ),
         banned_until=tuple(token for token in new.banned_until if token < vocab),
         program=OutputProgram(),
+        virtual_tokens=new.virtual_tokens,
     )
