@@ -27,6 +27,7 @@ SHOWN = {
     *(f"server/dialects/openai/{name}.py" for name in ("responses/archive", "responses/compact")),
     "server/dialects/openai/usage.py",
     *("server/explanations.py", "server/admin/chats.py"),
+    "telemetry/otel.py",  # times of spans
     "server/host/adapters.py",  # `created` of a model
 }
 

@@ -37,7 +37,7 @@ _TABLES: dict[str, tuple[str, Sequence[Setting]]] = {
 # Keys that take some texts; of two that are the same here, only one.
 _CHECKED = (
     *("api_keys", "tls_cert", "tls_key", "tls_client_ca", "file", "isa", "cors_origin"),
-    *("trusted_proxy", "host", "aliases", "database", "oidc_issuer", "adapters"),
+    *("trusted_proxy", "host", "aliases", "database", "oidc_issuer", "adapters", "otel"),
 )
 
 # Kinds that take some numbers of their type.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -92,6 +93,7 @@ def serve_options(
     from tidemill.library.home import default_home
     from tidemill.server.run import ServeOptions
     from tidemill.store.location import location_of
+    from tidemill.telemetry.otel_options import otel_options
 
     server = deployment.server
     database = location_of(server.database, default_home())
@@ -135,6 +137,9 @@ def serve_options(
         database_outage=server.database_outage,
         recent_requests=server.recent_requests,
         keep_explanations=server.keep_explanations,
+        otel=otel_options(
+            server.otel, server.otel_protocol, server.otel_sample, server.otel_steps, os.environ
+        ),
         metrics_aliases="" if server.metrics_aliases == "none" else server.metrics_aliases,
     )
 

@@ -67,6 +67,11 @@ def _check_issuer(text: str) -> None:
         raise ValueError
 
 
+def _check_otel(text: str) -> None:
+    if text not in ("auto", "on", "off") and not re.fullmatch(r"https?://[^\s?#/]+[^\s?#]*", text):
+        raise ValueError
+
+
 def _read_isa(value: Any, _: Path) -> str:
     if value not in ISAS:
         raise ValueError
@@ -164,6 +169,7 @@ DATABASE = kinds.checked(
     '"none", "sqlite:///PATH" or "postgresql://USER:PASSWORD@HOST/NAME"', _check_database
 )
 ISSUER = kinds.checked("a URL that begins with https://", _check_issuer)
+OTEL = kinds.checked('"auto", "on", "off" or a URL that begins with http', _check_otel)
 PRICES = Kind(
     "a table of models or patterns, each with input, cached_input and output", _read_prices
 )

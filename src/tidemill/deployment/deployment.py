@@ -34,6 +34,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
         content: ``memory`` or ``database``.
         recent_requests: 0: none are kept.
         keep_explanations: seconds; infinite for ever, 0: not in the database.
+        otel: ``auto``, ``on``, ``off`` or a URL.
+        otel_protocol, otel_sample: None: as OpenTelemetry's variables say.
     """
 
     host: str
@@ -52,6 +54,10 @@ class ServerSettings(msgspec.Struct, frozen=True):
     recent_requests: int = 512
     keep_explanations: float = 0.0
     metrics_aliases: str = "none"
+    otel: str = "auto"
+    otel_protocol: str | None = None
+    otel_sample: float | None = None
+    otel_steps: bool = False
     page: str = "on"
 
 

@@ -171,6 +171,28 @@ SERVER = (
         Apply.SERVER,
     ),
     Setting(
+        *("otel", checks.OTEL, "auto"),
+        "Send traces and metrics over OTLP (extra otel): auto (where OTEL_EXPORTER_OTLP_ENDPOINT "
+        "is set), on, off or the collector's URL (docs/observability.md).",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("otel_protocol", kinds.choice(("grpc", "http/protobuf")), None),
+        "Of OTLP; default: OTEL_EXPORTER_OTLP_PROTOCOL, else http/protobuf.",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("otel_sample", kinds.number(0, 1), None),
+        "Share of the traces that begin here that are recorded; those of clients as the client "
+        "says; default: OTEL_TRACES_SAMPLER, else all.",
+        Apply.SERVER,
+    ),
+    Setting(
+        *("otel_steps", kinds.switch(), False),
+        "Each step of an engine is a span of its own, as many of them as --otel-sample says.",
+        Apply.SERVER,
+    ),
+    Setting(
         *("page", kinds.choice(("on", "off")), "on"),
         "The page for people at `/`; its files need no key and say nothing of the server.",
         Apply.SERVER,

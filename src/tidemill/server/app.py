@@ -155,7 +155,11 @@ def build_app(
     plain = PlainPath(protected, signs.dialect_of)
     if context.recording is not None:
         context.recording.routes = _recorded(dialects, endpoints)
-    context.app = AccessLogMiddleware(plain, context.metrics, pattern_of, names, context.recording)
+    exporter = context.exporter
+    context.app = AccessLogMiddleware(
+        *(plain, context.metrics, pattern_of, names, context.recording),
+        trace=None if exporter is None else exporter.begin,
+    )
     return context.app
 
 

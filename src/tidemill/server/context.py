@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.types import ASGIApp
 
 from tidemill.contract.prices import Prices
+from tidemill.contract.wire import EngineStats
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.access.keys import KeyStore, NoKeys
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tidemill.server.recording import Recording
     from tidemill.store.cipher import Cipher
     from tidemill.store.recorder import Recorder
+    from tidemill.telemetry.otel import Exporter
     from tidemill.telemetry.recent import Recent
 
 T = TypeVar("T")
@@ -58,6 +60,7 @@ class ServerContext:
         recording: makes a record of each request; None: nobody reads them.
         recorder: where the records go.
         recent: what explains the latest requests; None: it is not kept.
+        exporter: of OpenTelemetry; None: nothing is exported.
         explanations_kept: those of earlier ones are in the database.
     """
 
@@ -74,6 +77,7 @@ class ServerContext:
     recording: Recording | None = None
     recorder: Recorder | None = None
     recent: Recent | None = None
+    exporter: Exporter | None = None
     explanations_kept: bool = False
     storage: Storage | None = None
     keys: KeyStore = field(default_factory=NoKeys)
@@ -104,6 +108,21 @@ class ServerContext:
         if self.recording is None:
             self.recording = Recording(lambda record: None, prices)
         self.recording.recent = self.recent
+
+    def on_steps(
+        self, model: str, told: Callable[[EngineStats], None]
+    ) -> Callable[[EngineStats], None]:
+        """What an engine's statistics are given to: `told`, and where spans of its steps are
+        wanted, whatever exports them."""
+        exporter = self.exporter
+        if exporter is None or not exporter.steps:
+            return told
+
+        def both(stats: EngineStats) -> None:
+            told(stats)
+            exporter.step(model, stats)
+
+        return both
 
     def begin_quota(self, principal: Principal) -> RequestQuota | PendingQuota | None:
         """What a request of the principal is charged to; None where nothing limits it."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tidemill.server.host.source import ModelOptions, NameOptions, Source
     from tidemill.server.quotas.service import QuotaService
     from tidemill.store.location import Location
+    from tidemill.telemetry.otel_options import OtelOptions
 
 log = get_logger(__name__)
 
@@ -88,6 +89,7 @@ class ServeOptions:
         recent_requests: how many requests can be explained after they have ended; 0: none.
         keep_explanations: seconds that the database keeps those of all requests; 0: it does not.
         metrics_aliases: see `ServerMetrics.aliases`.
+        otel: where OpenTelemetry's spans and metrics go; None: nowhere.
     """
 
     models: Sequence[ModelOptions]
@@ -115,6 +117,7 @@ class ServeOptions:
     recent_requests: int = RECENT_REQUESTS
     keep_explanations: float = 0.0
     metrics_aliases: str = ""
+    otel: OtelOptions | None = None
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -175,6 +178,8 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         return await _until_stopped(http, context, signals, options, say)
     finally:
         await context.host.close()
+        if context.exporter is not None:
+            await asyncio.to_thread(context.exporter.close)
         if context.recorder is not None:
             await context.recorder.close()
         if context.storage is not None:
@@ -250,12 +255,17 @@ class _Assembly:
                     from tidemill.server.records import keep_records
 
                     keep_records(self._made, options.home, options.prices)
-            if options.recent_requests:
+            if options.recent_requests or options.otel is not None:
                 self._made.keep_recent(options.recent_requests, options.prices)
                 if options.database is not None and options.keep_explanations:
                     from tidemill.server.explanations import keep_explanations
 
                     keep_explanations(self._made, options.keep_explanations)
+            if options.otel is not None:
+                from tidemill.server.tracing import export
+
+                scheme = "http" if options.security.certificates is None else "https"
+                export(self._made, options.otel, scheme)
             self._limit(self._made)
         return self._made
 
@@ -363,7 +373,7 @@ class _Assembly:
 
         context = self._context()
         metrics = context.metrics.of(model.name)
-        engine.on_stats(metrics.update_engine)
+        engine.on_stats(context.on_steps(model.name, metrics.update_engine))
         return ServedModel(
             client=engine,
             tokenizer=text.tokenizer,

@@ -15,7 +15,7 @@ from tidemill.base.clock import monotonic
 from tidemill.base.heap import HeapTrimmer
 from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
-from tidemill.base.trace_context import current, trace_context
+from tidemill.base.trace_context import TraceContext, current, trace_context
 from tidemill.metrics.registry import ServerMetrics
 from tidemill.server.access.auth import PROBES, by_address
 from tidemill.server.errors import Problem
@@ -45,6 +45,7 @@ class AccessLogMiddleware:
 
     - Gives every request an id, taken from X-Request-Id where that is valid, and returns it.
     - Says which model answers, in X-Tidemill-Model; of a name with versions: which version.
+    - Continues the trace of its client (W3C trace context), or begins one.
     - Says what is left of the client's limits, in the headers of the request's dialect.
     - Says where the time went up to the first byte, in Server-Timing.
     - Answers HEAD as GET without the body; uvicorn drops it.
@@ -64,6 +65,8 @@ class AccessLogMiddleware:
         field_names: all field names that the API declares.
         recording: makes a record of each request that asks a model for something; None: nobody
             reads them.
+        trace: begins the server's span of a request, given the client's; None: it has none, and
+            what is done for a request belongs to its client's.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class AccessLogMiddleware:
         pattern_of: Callable[[str], str | None] = lambda path: None,
         field_names: Callable[[], Collection[str]] = frozenset,
         recording: Recording | None = None,
+        trace: Callable[[TraceContext | None], TraceContext] | None = None,
     ) -> None:
         self.app = app
         self._metrics = metrics
@@ -80,6 +84,7 @@ class AccessLogMiddleware:
         self._field_names = field_names
         self._heap_trimmer = HeapTrimmer()
         self._recording = recording
+        self._trace = trace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -95,8 +100,9 @@ class AccessLogMiddleware:
             scope = {**scope, "method": "GET"}
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        state["trace_context"] = trace_context(headers.getlist)
-        current.set(state["trace_context"])
+        context = trace_context(headers.getlist)
+        state["trace_context"] = context = context if self._trace is None else self._trace(context)
+        current.set(context)
         record = None if self._recording is None else self._recording.begin(state, _arrived(scope))
 
         async def with_id(message: Message) -> None:
