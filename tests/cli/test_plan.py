@@ -75,3 +75,17 @@ def test_what_is_wrong_is_said_in_a_line(arguments: tuple[str, ...], said: str) 
 def test_devices_are_listed() -> None:
     result = plan("--device", "list")
     assert result.returncode == 0 and "h200-sxm" in result.stdout and "epyc-9554" in result.stdout
+
+
+def test_calibration_makes_a_prediction(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill", "calibrate", "brook", "--seconds", "1.5", "--threads",
+         "1", "--kv-memory", "32MiB", "--max-model-len", "512"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "a token of one stream" in done.stdout and "kept in" in done.stdout
+    result = plan("brook", "--json", "--threads", "1", "--prompt", "32", "--output", "8")
+    predicted = json.loads(result.stdout)["predicted"]
+    assert predicted["points"][0]["tpot_ms"]["value"] > 0
+    assert "measured on this machine" in predicted["basis"]

@@ -35,6 +35,7 @@ COMMANDS = {
     "rm": ("library", "remove"),
     "rollout": ("rollout", "rollout"),
     "plan": ("plan", "plan"),
+    "calibrate": ("calibrate", "calibrate"),
     "quantize": ("quantize", "quantize"),
     "convert": ("quantize", "convert"),
     "tokenize": ("text", "tokenize"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from pathlib import Path
@@ -18,8 +19,17 @@ FOLDER = "costs"
 """Of the library's home."""
 
 _RATES = "machine.json"
+# Smaller weights stay in a processor's caches.
+_WEIGHTS = (1.2e8, math.inf)
 # Packing pads matrices by instruction set.
 _SAME_BYTES = 0.02
+
+
+class TypeRates(msgspec.Struct, frozen=True):
+    """Rates with weights of one type: bytes per second read, and operations per second."""
+
+    read: float
+    flops: float
 
 
 class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,32 +38,44 @@ class MachineRates(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         machine: that was measured.
         created: UTC, ISO 8601.
-        read: bytes per second at which decoding reads weights.
-        flops: operations per second in large products, by type of weights.
+        types: type of weights -> rates.
         layer_seconds: per layer and step, beside reading and computing.
         spread: see `devices.Attainment`.
     """
 
     machine: MachineFacts
     created: str
-    read: float
-    flops: dict[str, float]
+    types: dict[str, TypeRates]
     layer_seconds: float
     spread: float
 
-    def device(self) -> Device:
-        """As a device: its rates are attained, so all of its shares are 1."""
+    def device(self, weight_type: str) -> Device:
+        """As a device for weights of a type: its rates are attained, so all shares are 1.
+
+        Types that were not measured are read like the measured one of the next larger size, and
+        computed as `Device.rate` has it.
+        """
+        nearest = weight_type if weight_type in self.types else _like(weight_type)
+        rates = self.types.get(nearest, self.types["bfloat16"])
         basis = f"random weights computed on this machine ({self.created})"
+        spread = self.spread if nearest == weight_type else 2 * self.spread
         return Device(
             name="this machine",
             memory=self.machine.memory_bytes,
-            bandwidth=self.read,
-            flops=self.flops,
+            bandwidth=rates.read,
+            flops={weight_type: rates.flops, "bfloat16": self.types["bfloat16"].flops},
             watts=None,
             price=None,
-            attainment=Attainment(1.0, 1.0, self.layer_seconds, self.spread, basis),
-            source="measured by `tidemill calibrate`",
+            attainment=Attainment(1.0, 1.0, self.layer_seconds, spread, basis, _WEIGHTS),
+            source="measured by `tidemill calibrate --machine`",
         )
+
+
+def _like(weight_type: str) -> str:
+    """The measured type whose kernels are the most alike."""
+    if weight_type.startswith(("q8", "i8", "int8", "f8", "q6")):
+        return "q8_0"
+    return "q4_0" if weight_type.startswith(("q", "iq", "tq", "mxfp4", "nvfp4")) else "bfloat16"
 
 
 def this_machine() -> MachineFacts:

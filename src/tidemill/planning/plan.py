@@ -192,8 +192,8 @@ def _predicted(
     timing = _timing(opened, config, where, needs)
     if timing is None:
         return None, (
-            "this machine has not been measured: `tidemill calibrate` measures it for any model, "
-            "`tidemill calibrate MODEL` more exactly for one; --device plans for another machine"
+            "this machine has not been measured: `tidemill calibrate --machine` measures it for "
+            "any model, `tidemill calibrate MODEL` more exactly for one; --device plans for another"
         )
     longest = load.prompt + load.output
     most = fitted.max_concurrency
@@ -232,7 +232,8 @@ def _timing(
     rates = find_rates(where.measured)
     if rates is None:
         return None
-    return DeviceTiming(rates.device(), model_work(opened, config), config.max_step_tokens)
+    work = model_work(opened, config)
+    return DeviceTiming(rates.device(work.weight_type), work, config.max_step_tokens)
 
 
 def model_work(opened: Opened, config: EngineConfig) -> Work:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import msgspec
 
@@ -160,8 +159,13 @@ def _point(
         usd_per_million_tokens=None if price is None else _cost(tokens, price),
         meets=all(found[n].value <= most for n, most in objectives.items()) if objectives else None,
         surely=all(found[n].high <= most for n, most in objectives.items()) if objectives else None,
-        beyond=whole.beyond,
+        beyond=_furthest(whole.beyond),
     )
+
+
+def _furthest(beyond: tuple[str, ...]) -> tuple[str, ...]:
+    """Of each number that is extrapolated, what was said last: it grows with the answer."""
+    return tuple({said.partition(" ")[0]: said for said in beyond}.values())
 
 
 def latencies(timing: Timing, streams: int, prompt: int, output: int) -> tuple[Seconds, Seconds]:
@@ -195,8 +199,3 @@ def _cost(tokens: Estimate, price: float) -> Estimate:
 def objectives_text(objectives: dict[str, float]) -> str:
     """Objectives as people read them."""
     return ", ".join(f"{name} at most {most:g} ms" for name, most in objectives.items())
-
-
-def throughputs(points: Sequence[Point]) -> list[float]:
-    """Output tokens per second of each point."""
-    return [point.output_tokens_per_second.value for point in points]
