@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bindings_adapters.h"
+#include "bindings_profile.h"
 #include "bindings_step.h"
 #include "runtime/bandwidth.h"
 #include "runtime/checksum.h"
@@ -257,6 +258,17 @@ void bind_executor(nb::module_& m) {
       .def("limit_cache", &Executor::limit_cache, nb::call_guard<nb::gil_scoped_release>())
       .def("export_layer", &export_layer)
       .def("import_layer", &import_layer)
+      .def("start_profile", &Executor::start_profile, "most_events"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("end_profile",
+           [](Executor& e) -> nb::object {
+             std::unique_ptr<Profile> profile;
+             {
+               nb::gil_scoped_release release;
+               profile = e.end_profile();
+             }
+             return profile ? nb::object(write_profile(*profile)) : nb::none();
+           })
       .def("progress", &Executor::progress)
       .def("close", &Executor::close, nb::call_guard<nb::gil_scoped_release>());
 }
@@ -293,6 +305,7 @@ NB_MODULE(_core, m) {
   bind_config(m);
   bind_executor(m);
   m.attr("PANEL_ROWS") = kPanel;
+  m.attr("PROFILE_NAMES") = profile_names();
   m.def("sample_rows", &sample_rows, "logits"_a, "sampling"_a, "masks"_a);
   // The tokens that each row would be drawn from, of logits without masks.
   m.def("drawn_from", [](const Floats& logits, nb::handle sampling) {

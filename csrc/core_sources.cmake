@@ -5,6 +5,7 @@ set(TIDEMILL_CORE_SOURCES
   runtime/idle_prefetcher.cpp
   runtime/latch.cpp
   runtime/prefault.cpp
+  runtime/profile.cpp
   runtime/threadpool.cpp
   memory/cache.cpp
   memory/memory.cpp

@@ -25,6 +25,7 @@ void Attend::plan(const AttnShape& shape, const std::vector<AttendRow>& rows) {
   tile_queries_ = std::min(tile_queries_, std::clamp<int64_t>(kTileHeads / group(), least,
                                                               kMaxTileQueries));
   prefetch_ranges_.clear();
+  told_positions_ = -1;
   tiles_.clear();
   for (size_t r = 0; r < rows.size(); ++r) add_row_tiles(static_cast<int64_t>(r), rows[r]);
   // Longest first, so that the last items are short and the threads finish together.
@@ -215,11 +216,33 @@ void Attend::find_prefetch_ranges(const KvLayer& kv, int thread, int64_t bytes) 
 void Attend::run(const KvLayer& kv, const float* q, int64_t q_stride, const float* sinks,
                  float* out, int64_t out_stride) {
   sinks_ = sinks;
+  if (Profile* const profile = pool_.profile(); profile != nullptr) tell(*profile, kv);
   if (spread_) {
     run_spread(kv, q, q_stride, out, out_stride);
   } else {
     run_whole(kv, q, q_stride, out, out_stride);
   }
+}
+
+void Attend::tell(Profile& profile, const KvLayer& kv) {
+  bool few = true;
+  for (const AttendRow& row : *rows_) few = few && row.count <= Profile::kFewRows;
+  if (told_positions_ < 0) {
+    told_positions_ = told_pairs_ = 0;
+    for (const Tile& tile : tiles_) {
+      const AttendRow& row = (*rows_)[static_cast<size_t>(tile.row)];
+      const AttnNext keys = keys_from(tile, tile.span0);
+      told_positions_ += keys.to - keys.from;
+      for (int64_t i = 0; i < tile.count; ++i) {
+        const int64_t position = row.pos0 + tile.q0 + i;
+        told_pairs_ += shape_of(row).end(position) - shape_.oldest(position);
+      }
+    }
+  }
+  const int64_t block_bytes =
+      kernels_.kv_block_bytes(kv.type, kv.block_size, 1, kv.head_dim, kv.v_dim);
+  profile.next({Kernel::Attention, -1, -1, few, told_positions_ * block_bytes / kv.block_size,
+                2 * told_pairs_ * group() * (shape_.head_dim + shape_.v_dim)});
 }
 
 void Attend::run_whole(const KvLayer& kv, const float* q, int64_t q_stride, float* out,
@@ -269,6 +292,9 @@ void Attend::run_spread(const KvLayer& kv, const float* q, int64_t q_stride, flo
                    scratch_.data() + thread * scratch_bytes_);
     }
   });
+  if (Profile* const profile = pool_.profile(); profile != nullptr) {
+    profile->next({Kernel::Attention, -1, -1, tile_queries_ <= Profile::kFewRows});
+  }
   pool_.run(static_cast<int64_t>(tiles_.size()), 1, [&](int64_t t0, int64_t t1, int thread) {
     const State running = state_at(states_.data() + thread * 2 * state_floats());
     for (int64_t t = t0; t < t1; ++t) {

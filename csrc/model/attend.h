@@ -72,6 +72,8 @@ class Attend {
   void compute_span(const KvLayer& kv, const float* q, int64_t q_stride, const Tile& tile,
                     int64_t begin, int64_t end, int64_t span, const AttnNext& next,
                     const State& into, uint8_t* scratch) const;
+  // Tells the profile what the step's attention reads and computes.
+  void tell(Profile& profile, const KvLayer& kv);
   void merge(int64_t begin, int64_t end, const State& running, const State& span) const;
   void clear(const Tile& tile, const State& state) const;
   void finish(const Tile& tile, const State& state, float* out, int64_t out_stride) const;
@@ -87,6 +89,7 @@ class Attend {
   const std::vector<AttendRow>* rows_ = nullptr;
   int64_t tile_queries_ = 1;
   bool spread_ = false;
+  int64_t told_positions_ = -1, told_pairs_ = 0;  // read; and seen by queries. -1: not counted yet
   std::vector<std::vector<ByteRange>> prefetch_ranges_;  // per thread; empty: not computed yet
   std::vector<Tile> tiles_;
   std::vector<SpanItem> span_items_;  // in processing order

@@ -16,6 +16,11 @@ int64_t last_row_start(const StepInput& step) {
   return step.row_start[static_cast<size_t>(step.rows() - 1)];
 }
 
+Part attention_part(const DecoderLayer& layer) {
+  if (layer.latent) return Part::LatentAttention;
+  return layer.attention.window > 0 ? Part::WindowAttention : Part::Attention;
+}
+
 }  // namespace
 
 Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
@@ -54,6 +59,7 @@ void Decoder::check_cancelled() const {
 
 void Decoder::wait_until_packed(int64_t count) {
   if (packed_.count() >= count) return;
+  const ProfiledPart part(context_.pool.profile(), Part::AwaitWeights);
   const auto start = std::chrono::steady_clock::now();
   packed_.await(count);
   packing_wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -129,6 +135,7 @@ void Decoder::embed(const std::vector<int32_t>& token_ids, int64_t rows) {
   const bool inputs = model_.inputs.width > 0;
   compute_rows(inputs ? context_.step->rows() : rows);
   if (context_.tokens == 0) return;
+  const ProfiledPart part(context_.pool.profile(), Part::Embedding);
   embedding_.run(token_ids);
   if (!inputs) return;
   layer_inputs_.prepare(token_ids);
@@ -153,7 +160,10 @@ void Decoder::run_layer(size_t l) {
       stream_.pending = {{out, layer.mlp_post_norm, layer.mlp_scale}};
     }
   }
-  if (layer.input_gate) layer_inputs_.run(l);
+  if (layer.input_gate) {
+    const ProfiledPart part(context_.pool.profile(), Part::LayerInputs, static_cast<int64_t>(l));
+    layer_inputs_.run(l);
+  }
   stream_.pending.back().after = layer.scale;
 }
 
@@ -163,11 +173,13 @@ void Decoder::run_mixer(size_t l) {
   Residual attended{out, layer.attn_post_norm, layer.mixer_scale};
   Residual recurred = attended;
   if (layer.has_attention) {
+    const ProfiledPart part(context_.pool.profile(), attention_part(layer), static_cast<int64_t>(l));
     layer.latent ? latent_attention_.run(l, out)
                  : attention_.run(l, first_feed_forward_products(layer), out);
     recurred.scale = layer.parallel_scale;
   }
   if (layer.recurrent) {
+    const ProfiledPart part(context_.pool.profile(), Part::Recurrent, static_cast<int64_t>(l));
     float* const to = layer.has_attention ? stream_.second_output() : out;
     recurrent_.run(*layer.recurrent, layer.attn_norm, to);
     recurred.values = to;
@@ -179,6 +191,8 @@ void Decoder::run_mixer(size_t l) {
 
 void Decoder::run_feed_forward(size_t l, const Norm& norm, float* out) {
   const DecoderLayer& layer = model_.layers[l];
+  const ProfiledPart part(context_.pool.profile(), layer.experts ? Part::Experts : Part::FeedForward,
+                          static_cast<int64_t>(l));
   const LinearList following = first_products(layer_after(l));
   if (layer.experts) return experts_.run(*layer.experts, norm, following, out);
   stream_.norm_and_pack(norm, input_acts(layer.mlp));
@@ -200,6 +214,7 @@ LinearList Decoder::first_feed_forward_products(const DecoderLayer& layer) const
 }
 
 void Decoder::hidden(const int64_t* tokens, int64_t count, float* out) {
+  const ProfiledPart part(context_.pool.profile(), Part::Head);
   context_.for_each_token(count, [&](int64_t i, int) {
     const float* x = stream_.row(tokens[i]);
     float* to = out + i * model_.hidden;
@@ -213,6 +228,7 @@ void Decoder::hidden(const int64_t* tokens, int64_t count, float* out) {
 
 void Decoder::logits(const int64_t* tokens, int64_t count, float* out) {
   const KernelTable& kernels = context_.kernels;
+  const ProfiledPart part(context_.pool.profile(), Part::Head);
   check_cancelled();
   if (!model_.lm_head) throw internal_error("the model has no output layer");
   wait_until_packed(model_.head_packed_needed);

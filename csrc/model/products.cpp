@@ -46,6 +46,9 @@ void Products::multiply(const Product* products, size_t count, const Acts& acts)
     }
     if (!changes_.empty()) changes_.prepare(acts);
   }
+  if (Profile* const profile = pool_.profile(); profile != nullptr) {
+    for (const Product* p = products; p < products + count; ++p) tell(*profile, *p->linear->weight, p->rows);
+  }
   plans_.clear();
   int64_t items = 0;
   for (const Product* product = products; product < products + count; ++product) {
@@ -68,10 +71,19 @@ void Products::multiply(const Product* products, size_t count, const Acts& acts)
 }
 
 void Products::prepare(std::initializer_list<const Linear*> linears, int64_t rows, const Acts& acts) {
+  if (Profile* const profile = pool_.profile(); profile != nullptr) {
+    for (const Linear* linear : linears) tell(*profile, *linear->weight, rows);
+  }
   changes_.clear();
   if (acts.adapters == nullptr) return;
   for (const Linear* linear : linears) changes_.add(*linear, acts, 0, rows);
   if (!changes_.empty()) changes_.prepare(acts);
+}
+
+// Each block of rows reads all panels.
+void Products::tell(Profile& profile, const PackedMatrix& w, int64_t rows) const {
+  profile.next({Kernel::Product, static_cast<int8_t>(w.type), static_cast<int8_t>(w.act),
+                rows <= Profile::kFewRows, plan(w, rows).items * w.panel_bytes, 2 * rows * w.n * w.k});
 }
 
 void Products::compute(const Linear& linear, const Acts& acts, const Block& block, float* out,

@@ -91,6 +91,8 @@ class Products {
             std::min(most_panels, plan.panels - first)};
   }
 
+  // Tells the profile of a product that the next loop computes.
+  void tell(Profile& profile, const PackedMatrix& w, int64_t rows) const;
   void multiply_block(const PackedMatrix& weight, const float* bias, const Acts& acts, const Block& block,
                       float* out, int64_t ldo, int thread);
   void change_block(const Linear& linear, const Acts& acts, const Block& block, float* out, int64_t ldo,

@@ -63,6 +63,12 @@ void RecurrentBlock::run(const Recurrent& mixer, const Norm& norm, float* out) {
   context_.products.multiply(products, mixer.b ? 4 : 3, context_.acts);
   context_.for_each_token(tokens, [&](int64_t t, int) { convolve(mixer, t); });
   const int64_t heads = mixer.shape.value_heads;
+  if (Profile* const profile = context_.pool.profile(); profile != nullptr) {
+    const int64_t rows = context_.step->rows(), values = mixer.shape.key_dim * mixer.shape.value_dim;
+    profile->next({Kernel::Scan, -1, -1, tokens <= Profile::kFewRows,
+                   2 * rows * heads * mixer.head_floats() * int64_t{sizeof(float)},
+                   2 * tokens * heads * values * (mixer.shape.delta ? 3 : 2)});
+  }
   context_.pool.run(context_.step->rows() * heads, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       for (const StatePool::Run& run : state_runs_[static_cast<size_t>(i / heads)]) {

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "runtime/error.h"
+#include "runtime/ticks.h"
 
 namespace tidemill {
 
@@ -111,8 +112,22 @@ void ThreadPool::run_erased(int64_t items, const Chunking& chunking, Function fu
   const int64_t grain = std::max<int64_t>(1, chunking.grain);
   const int64_t chunks = (items + grain - 1) / grain;
   std::lock_guard turn(turn_);
-  loop_ = {function, context, items, grain};
-  if (chunks == 1 || workers_.empty()) return run_inline(loop_);
+  Profile* const profile = profile_ != nullptr && profile_->counts_this_thread() ? profile_ : nullptr;
+  loop_ = {function, context, items, grain, profile != nullptr};
+  int64_t begun = 0;
+  if (profile != nullptr) {
+    begun = profile->begin_loop();
+    clear_busy(begun);
+  }
+  if (chunks == 1 || workers_.empty()) {
+    run_inline(loop_);
+  } else {
+    run_together(chunks, chunking.tapered);
+  }
+  if (profile != nullptr) report_busy(*profile, begun);
+}
+
+void ThreadPool::run_together(int64_t chunks, bool tapered) {
   if (static_cast<uint64_t>(chunks) > kMostChunks) {
     throw internal_error("a parallel loop has too many chunks");
   }
@@ -121,7 +136,7 @@ void ThreadPool::run_erased(int64_t items, const Chunking& chunking, Function fu
   for (int i = 0; i < threads(); ++i) {
     const auto [first, end] = share(chunks, i);
     lanes_[static_cast<size_t>(i)].unclaimed.store(
-        word_of({static_cast<uint32_t>(first), static_cast<uint32_t>(end), chunking.tapered}),
+        word_of({static_cast<uint32_t>(first), static_cast<uint32_t>(end), tapered}),
         std::memory_order_release);
   }
   epoch_.fetch_add(1, std::memory_order_seq_cst);
@@ -144,6 +159,23 @@ void ThreadPool::run_inline(const Loop& loop) {
     loop.function(loop.context, begin, std::min(loop.items, begin + loop.grain), 0);
     done.store(done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
+}
+
+// No thread is within a chunk. This one works from the loop's begin on.
+void ThreadPool::clear_busy(int64_t begun) {
+  for (int i = 0; i < threads(); ++i) {
+    lanes_[static_cast<size_t>(i)].begin.store(i == 0 ? begun : 0, std::memory_order_relaxed);
+  }
+}
+
+void ThreadPool::report_busy(Profile& profile, int64_t begun) {
+  busy_.clear();
+  for (int i = 0; i < threads(); ++i) {
+    Lane& lane = lanes_[static_cast<size_t>(i)];
+    busy_.push_back({lane.begin.exchange(0, std::memory_order_relaxed),
+                     lane.end.load(std::memory_order_relaxed)});
+  }
+  profile.end_loop(begun, busy_.data(), busy_.size());
 }
 
 void ThreadPool::work(int thread) {
@@ -170,6 +202,10 @@ bool ThreadPool::await_epoch(uint32_t* seen, int thread) {
 
 void ThreadPool::help(int thread) {
   while (take_own(thread) || take_others(thread)) {
+  }
+  Lane& lane = lanes_[static_cast<size_t>(thread)];
+  if (lane.begin.load(std::memory_order_relaxed) != 0) {
+    lane.end.store(ticks(), std::memory_order_relaxed);
   }
 }
 
@@ -216,6 +252,10 @@ bool ThreadPool::take_others(int thread) {
 // The loop waits for claimed chunks, so its fields stay valid until they are counted.
 void ThreadPool::execute(int64_t first, int64_t end, int thread) {
   const Loop& loop = loop_;
+  if (loop.timed) {
+    std::atomic<int64_t>& begin = lanes_[static_cast<size_t>(thread)].begin;
+    if (begin.load(std::memory_order_relaxed) == 0) begin.store(ticks(), std::memory_order_relaxed);
+  }
   if (!failed_.load(std::memory_order_relaxed)) {
     try {
       loop.function(loop.context, first * loop.grain, std::min(loop.items, end * loop.grain),

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "runtime/idle_prefetcher.h"
+#include "runtime/profile.h"
 
 namespace tidemill {
 
@@ -33,6 +34,15 @@ class ThreadPool {
 
   // Ranges that threads prefetch while they wait; set by the caller of run().
   IdlePrefetcher& idle_prefetcher() { return idle_prefetcher_; }
+
+  // Counts the loops of the thread that runs steps from now on; null: none. Not while that thread is in
+  // one. What is counted must live until the next call.
+  void count_in(Profile* profile) {
+    std::lock_guard turn(turn_);
+    profile_ = profile;
+  }
+  // For the thread that runs steps.
+  Profile* profile() const { return profile_; }
 
   // Number of chunks finished since the start: it advances while work is done.
   uint64_t progress() const;
@@ -66,6 +76,7 @@ class ThreadPool {
     Function function = nullptr;
     void* context = nullptr;
     int64_t items = 0, grain = 1;
+    bool timed = false;
   };
 
   template <class Body>
@@ -79,6 +90,9 @@ class ThreadPool {
 
   void run_erased(int64_t items, const Chunking& chunking, Function function, void* context);
   void run_inline(const Loop& loop);
+  void run_together(int64_t chunks, bool tapered);
+  void clear_busy(int64_t begun);
+  void report_busy(Profile& profile, int64_t begun);
   void work(int thread);
   void join();
   bool await_epoch(uint32_t* seen, int thread);
@@ -94,12 +108,17 @@ class ThreadPool {
   struct alignas(64) Lane {
     std::atomic<uint64_t> unclaimed{0};
     alignas(64) std::atomic<uint64_t> done{0};
+    // Of a loop that is timed: when this thread began its first piece (0: no piece), and when it found no
+    // other, which it may write after the loop's end.
+    std::atomic<int64_t> begin{0}, end{0};
   };
   std::unique_ptr<Lane[]> lanes_;
   // Written while no chunk is unclaimed; read by threads that have claimed one.
   alignas(64) Loop loop_;
   alignas(64) std::atomic<uint32_t> epoch_{0};  // number of loops started
   std::mutex turn_;                              // serializes callers of run()
+  Profile* profile_ = nullptr;
+  std::vector<Profile::Busy> busy_;
 
   std::atomic<bool> failed_{false};
   std::exception_ptr exception_;

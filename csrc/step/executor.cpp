@@ -53,6 +53,7 @@ void Executor::build(const ModelConfig& config, EmbeddingSource embedding, Embed
                                          [this] { return closed_.load(); });
   queue_ = std::make_unique<StepQueue>([this](Step& step) {
     std::lock_guard lock(running_);
+    const ProfiledStep profiled(pool_.profile(), step.input.rows(), step.input.tokens());
     return runner_->run(step.input, *cache_, step.masks);
   });
 }
@@ -123,6 +124,20 @@ void Executor::limit_cache(int64_t blocks) {
   with_idle_cache([&](KvCache& cache, ThreadPool&) {
     for (int64_t g = 0; g < cache.groups(); ++g) cache.limit(g, blocks);
   });
+}
+
+void Executor::start_profile(size_t most_events) {
+  std::lock_guard lock(running_);
+  check_open();
+  if (profile_) throw internal_error("a profile is being taken already");
+  profile_ = std::make_unique<Profile>(most_events);
+  pool_.count_in(profile_.get());
+}
+
+std::unique_ptr<Profile> Executor::end_profile() {
+  std::lock_guard lock(running_);
+  pool_.count_in(nullptr);
+  return std::move(profile_);
 }
 
 void Executor::close() {

@@ -13,6 +13,7 @@
 #include "model/build_model.h"
 #include "model/decoder.h"
 #include "model/weights.h"
+#include "runtime/profile.h"
 #include "runtime/step.h"
 #include "runtime/threadpool.h"
 #include "step/queue.h"
@@ -62,6 +63,11 @@ class Executor {
     check_open();
     body(cache(), pool_);
   }
+  // Counts where the time of the steps that begin from now on goes, with the first `most_events` records
+  // of a trace. Waits for the step that runs, as the end does. Error (Internal) if one is counted already.
+  void start_profile(size_t most_events);
+  // Null if there is none.
+  std::unique_ptr<Profile> end_profile();
   uint64_t progress() const { return pool_.progress(); }
   int threads() const { return pool_.threads(); }
   // Aborts packing and the running step, fails the queued ones, and frees weights and cache.
@@ -81,6 +87,7 @@ class Executor {
   std::mutex loading_adapters_;
   std::vector<std::shared_ptr<const Adapter>> adapters_;  // by slot
   std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<Profile> profile_;
   std::mutex running_;  // held while a step runs or the cache is accessed from outside
   std::unique_ptr<StepQueue> queue_;
   std::atomic<bool> closed_{false};

@@ -144,6 +144,7 @@ void StepRunner::compute_others(const StepInput& step, StepOutput& out) {
   out.logits.resize(static_cast<size_t>(out.logit_rows * model_.vocab));
   const auto count = static_cast<int64_t>(wanted.size());
   if (count == 0) return;
+  const ProfiledPart part(pool_.profile(), Part::Sampling);
   float* const logits = chunk_logits_.ensure(std::min(count, kLogitChunk) * model_.vocab);
   std::vector<int64_t> tokens;
   for (int64_t begin = 0; begin < count; begin += kLogitChunk) {
@@ -170,6 +171,7 @@ void StepRunner::compute_others(const StepInput& step, StepOutput& out) {
 
 // Samples rows as they become ready: first those without a mask, then each row when its next mask arrives.
 void StepRunner::sample_all(const StepInput& step, MaskBoard& masks, StepOutput& out) {
+  const ProfiledPart part(pool_.profile(), Part::Sampling);
   const auto count = static_cast<size_t>(step.sampling.rows());
   out.sampled.assign(count, kNotReached);
   const auto& wanted = step.sampling.num_logprobs;
@@ -180,7 +182,7 @@ void StepRunner::sample_all(const StepInput& step, MaskBoard& masks, StepOutput&
                      *std::max_element(beams.begin(), beams.end()));
   }
   size_t left = pending_.size();
-  for (int64_t seen = 0; left > 0; seen = masks.wait_for_more(seen)) {
+  for (int64_t seen = 0; left > 0; seen = await_mask(masks, seen)) {
     ready_.clear();
     for (size_t i = 0; i < pending_.size(); ++i) {
       const Pending& p = pending_[i];
@@ -193,9 +195,15 @@ void StepRunner::sample_all(const StepInput& step, MaskBoard& masks, StepOutput&
   }
 }
 
+int64_t StepRunner::await_mask(MaskBoard& masks, int64_t seen) const {
+  const ProfiledPart part(pool_.profile(), Part::AwaitMasks);
+  return masks.wait_for_more(seen);
+}
+
 void StepRunner::sample_ready(const StepInput& step, MaskBoard& masks, StepOutput& out) {
   if (ready_.empty()) return;
   copies_.ensure(pool_.threads() * model_.vocab);
+  if (Profile* const profile = pool_.profile(); profile != nullptr) profile->next({Kernel::Sampling});
   pool_.run(static_cast<int64_t>(ready_.size()), 1, [&](int64_t i, int64_t, int thread) {
     sample_row(step, masks, out, pending_[ready_[static_cast<size_t>(i)]], thread);
   });

@@ -43,6 +43,7 @@ class StepRunner {
   void compute_hidden(const StepInput& step, StepOutput& out);
   void compute_others(const StepInput& step, StepOutput& out);
   void sample_all(const StepInput& step, MaskBoard& masks, StepOutput& out);
+  int64_t await_mask(MaskBoard& masks, int64_t seen) const;
   void sample_ready(const StepInput& step, MaskBoard& masks, StepOutput& out);
   void sample_row(const StepInput& step, MaskBoard& masks, StepOutput& out, Pending& p, int thread);
   int32_t sample_position(const StepInput& step, StepOutput& out, const Pending& p, const uint8_t* mask,

@@ -15,6 +15,7 @@
 #include "runtime/error.h"
 #include "runtime/latch.h"
 #include "runtime/prefault.h"
+#include "runtime/profile.h"
 #include "runtime/threadpool.h"
 #include "step/queue.h"
 
@@ -124,6 +125,40 @@ void check_turns(int rounds) {
   std::thread other([&] { call(5); });
   call(1);
   call(16);
+  other.join();
+}
+
+// Every loop of the profiled thread is counted, none of other callers, and the time of a step whole.
+void check_profile(int rounds) {
+  tidemill::ThreadPool pool(3);
+  std::atomic<bool> more{true};
+  std::thread other([&] {
+    while (more) pool.run(7, 1, [](int64_t, int64_t, int) {});
+  });
+  for (int round = 0; round < rounds; ++round) {
+    tidemill::Profile profile(20);
+    pool.count_in(&profile);
+    std::atomic<int64_t> sum{0};
+    {
+      const tidemill::ProfiledStep step(pool.profile(), 1, 2);
+      const tidemill::ProfiledPart part(pool.profile(), tidemill::Part::Head, 3);
+      profile.next({tidemill::Kernel::Product, 1, 2, true, 30, 1});
+      profile.next({tidemill::Kernel::Product, 2, 2, true, 10, 1});
+      pool.run(9, 1, [&](int64_t begin, int64_t, int) { sum += begin; });
+      pool.run(1, 1, [&](int64_t, int64_t, int) { ++sum; });
+    }
+    pool.count_in(nullptr);
+    int64_t ticks = 0, products = 0, elementwise = 0;
+    for (const auto& of : profile.counters()) {
+      ticks += of.ticks;
+      if (of.work.kernel == tidemill::Kernel::Product) products += of.calls;
+      if (of.work.kernel == tidemill::Kernel::Elementwise) elementwise += of.calls;
+    }
+    expect(sum == 37, "a loop that is counted is complete");
+    expect(products == 2 && elementwise == 1, "the step's loops are counted, and no others");
+    expect(ticks == profile.step_ticks && profile.steps == 1, "a step's time is counted once");
+  }
+  more = false;
   other.join();
 }
 
@@ -363,6 +398,7 @@ int main(int argc, char** argv) {
   for (int threads : {1, 2, 4}) check_pool(threads, rounds);
   check_idle_prefetcher(rounds);
   check_turns(rounds);
+  check_profile(rounds / 4);
   check_packing(rounds / 10);
   check_queue(rounds);
   check_close(50);

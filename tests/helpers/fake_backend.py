@@ -201,6 +201,15 @@ class FakeBackend:
         for cache in self._caches:
             cache[:] = UNWRITTEN
 
+    def start_profile(self, events: int) -> None:
+        """It counts nothing."""
+
+    def end_profile(self) -> None:
+        return None
+
+    def machine_rates(self) -> None:
+        return None
+
     def release_weights(self) -> None:
         assert not self._queue
         self.awake = False

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.base.errors import TidemillError
+from tidemill.contract.profile import EngineProfile
 from tidemill.contract.wire import EngineMemory
 from tidemill.engine.reports import LoadProgress
 from tidemill.server.host.served import ServedModel
 from tidemill.server.host.switching import Need
+
+
+async def _no_profile(seconds: float, events: int, rates: bool) -> EngineProfile:
+    raise NotImplementedError
 
 
 @dataclass
@@ -26,6 +31,7 @@ class FakeLoaded:
     asleep: bool = False
     drained: str | None = None
     callbacks: list[Callable[[], None]] = field(default_factory=list)
+    profiled: Callable[[float, int, bool], Awaitable[EngineProfile]] = field(default=_no_profile)
 
     def on_end(self, callback: Callable[[], None]) -> None:
         self.callbacks.append(callback)
@@ -48,6 +54,9 @@ class FakeLoaded:
 
     async def wake(self) -> None:
         self.asleep = False
+
+    async def profile(self, seconds: float, *, events: int, rates: bool) -> EngineProfile:
+        return await self.profiled(seconds, events, rates)
 
     async def block_map(self) -> EngineMemory | None:
         return EngineMemory(weights=0, kv=0, kv_blocks=8, kv_map="uss.c...")

@@ -334,6 +334,47 @@ class StepOutputs:
     candidates: CandidateArrays | None = None
 
 
+@dataclass(slots=True)
+class KernelCount:
+    """What a kernel took in a part of the steps; see `contract.profile.KernelTime`."""
+
+    part: str
+    kernel: str
+    weights: str
+    activations: str
+    few: bool
+    calls: int
+    ns: float
+    busy_ns: float
+    nbytes: int
+    operations: int
+
+
+@dataclass(slots=True)
+class BackendProfile:
+    """What was counted of steps; see `contract.profile.StepCounters`."""
+
+    steps: int
+    rows: int
+    tokens: int
+    step_ns: float
+    kernels: list[KernelCount]
+    events: bytes = b""
+    cut_events: int = 0
+    parts: tuple[str, ...] = ()
+    kernel_names: tuple[str, ...] = ()
+    weight_types: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """What the machine can do at most with the backend's threads: bytes read per second, and
+    operations per second by the type of activations (a multiply-add counts two)."""
+
+    read_bandwidth: float
+    operations: dict[str, float] = field(default_factory=dict)
+
+
 class StepHandle(Protocol):
     """A submitted step. At most two may be in flight; they run in order."""
 
@@ -470,6 +511,17 @@ class Backend(Protocol):
 
     def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
         """Write blocks exported earlier. No step may be in flight."""
+
+    def start_profile(self, events: int) -> None:
+        """Count where the time of the steps that begin from now on goes, with the first `events`
+        records of a trace. Called on any thread, also while steps run. A backend that counts
+        nothing does nothing."""
+
+    def end_profile(self) -> BackendProfile | None:
+        """Stop counting; None where nothing was counted."""
+
+    def machine_rates(self) -> MachineRates | None:
+        """Measure what the machine can do (takes about 0.3 s, on any thread); None: not known."""
 
     def progress(self) -> int:
         """A counter that advances while a step computes. It separates a slow step from a stalled

@@ -47,6 +47,7 @@ COMMANDS = {
     "quotas": ("quotas", "quotas"),
     "usage": ("usage", "usage"),
     "explain": ("explain", "explain"),
+    "profile": ("profile", "profile"),
     "audit": ("audit", "audit"),
     "db": ("db", "db"),
     "config": ("config", "config"),

@@ -19,6 +19,7 @@ import msgspec
 
 from tidemill.base.files import OpenedFile
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
+from tidemill.contract.profile import EngineProfile
 from tidemill.contract.request import AdapterUse, ChoiceOutput, EngineRequest, RequestError
 from tidemill.contract.speculation import LOOKUP
 
@@ -194,6 +195,41 @@ class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
     """An adapter is no longer registered: it leaves the memory once no request uses it."""
 
     digest: str
+
+
+class StartProfile(msgspec.Struct, frozen=True, tag="profile"):
+    """Count where the engine's time goes from now on; answered by `Profiled`, without a profile,
+    when that has begun. It ends with `EndProfile`, or with the connection.
+
+    Attributes:
+        nonce: of the answer.
+        events: records of the trace, at most.
+        rates: measure what the machine can do first, if that is not known.
+    """
+
+    nonce: int
+    events: int = 0
+    rates: bool = False
+
+
+class EndProfile(msgspec.Struct, frozen=True, tag="profile_end"):
+    """Stop counting, or do not begin; answered by `Profiled`.
+
+    Attributes:
+        nonce: of the answer.
+        begun: nonce of the `StartProfile`.
+    """
+
+    nonce: int
+    begun: int
+
+
+class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
+    """Answer to `StartProfile` and `EndProfile`: what was found, or why nothing was."""
+
+    nonce: int
+    profile: EngineProfile | None = None
+    error: RequestError | None = None
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -392,8 +428,11 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     error: RequestError | None = None
 
 
-ToEngine = Hello | Submit | Cancel | StatsRequest | Control | CheckAdapter | DropAdapter
-ToClient = Welcome | Refused | Outputs | Stats | Controlled | CheckedAdapter | Fatal
+ToEngine = (
+    Hello | Submit | Cancel | StatsRequest | Control | CheckAdapter | DropAdapter | StartProfile
+    | EndProfile
+)  # fmt: skip
+ToClient = Welcome | Refused | Outputs | Stats | Controlled | CheckedAdapter | Profiled | Fatal
 
 encoder = msgspec.msgpack.Encoder()
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
+from tidemill.contract.profile import EngineProfile
 from tidemill.contract.request import AdapterUse, RequestError, exception_of
 from tidemill.contract.wire import (
     PROTOCOL_VERSION,
@@ -17,6 +18,7 @@ from tidemill.contract.wire import (
     CheckedAdapter,
     Control,
     Controlled,
+    EndProfile,
     EngineInfo,
     EngineMemory,
     EngineStats,
@@ -24,7 +26,9 @@ from tidemill.contract.wire import (
     FrameReader,
     Hello,
     Outputs,
+    Profiled,
     Refused,
+    StartProfile,
     Stats,
     StatsRequest,
     ToClient,
@@ -76,6 +80,7 @@ class EngineConnection(asyncio.Protocol):
         self._pending_stats: dict[int, asyncio.Future[EngineStats]] = {}
         self._pending_controls: dict[int, asyncio.Future[EngineMemory]] = {}
         self._pending_adapters: dict[int, asyncio.Future[AdapterInfo]] = {}
+        self._pending_profiles: dict[int, asyncio.Future[Profiled]] = {}
         self._nonce = 0
 
     @classmethod
@@ -187,6 +192,32 @@ class EngineConnection(asyncio.Protocol):
         except TimeoutError:
             raise unavailable(f"the engine did not answer within {CONTROL_SECONDS:g} s") from None
 
+    async def profile(
+        self, make: Callable[[int], StartProfile | EndProfile]
+    ) -> EngineProfile | None:
+        """Send the message made with a nonce; the profile, of `EndProfile`.
+
+        Raises:
+            TidemillError: why there is none; UNAVAILABLE if the engine has ended or does not answer
+                in time.
+        """
+        if not self.open:
+            raise unavailable(self.reason)
+        self._nonce = nonce = self._nonce + 1
+        future: asyncio.Future[Profiled] = asyncio.get_running_loop().create_future()
+        self._pending_profiles[nonce] = future
+        self.send(make(nonce))
+        try:
+            async with asyncio.timeout(CONTROL_SECONDS):
+                answer = await asyncio.shield(future)
+        except TimeoutError:
+            raise unavailable(f"the engine did not answer within {CONTROL_SECONDS:g} s") from None
+        finally:
+            self._pending_profiles.pop(nonce, None)
+        if answer.error is not None:
+            raise exception_of(answer.error)
+        return answer.profile
+
     async def close(self, reason: str) -> None:
         """Close the connection after pending writes; `on_lost` is called with `reason`."""
         if self._transport is not None:
@@ -231,6 +262,7 @@ class EngineConnection(asyncio.Protocol):
             *self._pending_stats.values(),
             *self._pending_controls.values(),
             *self._pending_adapters.values(),
+            *self._pending_profiles.values(),
         ]
         for future in pending:
             if not future.done():
@@ -239,6 +271,7 @@ class EngineConnection(asyncio.Protocol):
         self._pending_stats.clear()
         self._pending_controls.clear()
         self._pending_adapters.clear()
+        self._pending_profiles.clear()
         if not self._lost.done():
             self._lost.set_result(None)
         self._on_lost(self.reason)
@@ -255,6 +288,8 @@ class EngineConnection(asyncio.Protocol):
         elif isinstance(message, CheckedAdapter):
             waiting = self._pending_adapters.pop(message.nonce, None)
             _settle(waiting, message.adapter, message.error)
+        elif isinstance(message, Profiled):
+            _settle(self._pending_profiles.pop(message.nonce, None), message, None)
         elif isinstance(message, Welcome):
             if not self._welcome.done():
                 self._welcome.set_result(message)

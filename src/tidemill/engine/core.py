@@ -33,10 +33,13 @@ from tidemill.contract.wire import (
     Control,
     Controlled,
     DropAdapter,
+    EndProfile,
     EngineInfo,
     EngineStats,
     Fatal,
     Outputs,
+    Profiled,
+    StartProfile,
     Stats,
 )
 from tidemill.engine.divide import compute_in_parts, is_out_of_memory
@@ -56,6 +59,7 @@ from tidemill.sched.sequence import Emission
 
 if TYPE_CHECKING:
     from tidemill.engine.adapters import AdapterGate
+    from tidemill.engine.profiling import Profiler
     from tidemill.grammar.phases import ProgramState
 
 _log = get_logger(__name__)
@@ -76,7 +80,7 @@ DEPTH = 2
 # the process would abort.
 _running: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 
-Message = Outputs | Stats | Controlled | CheckedAdapter | Fatal
+Message = Outputs | Stats | Controlled | CheckedAdapter | Profiled | Fatal
 Sink = Callable[[Message], None]
 _Command = Callable[[], list[Emission]]
 
@@ -126,6 +130,7 @@ class EngineCore:
         self._log: FlightLog | None = None
         self._preparing: set[int] = set()
         self._adapters: AdapterGate | None = None  # made when an adapter is first asked for
+        self._profiler: Profiler | None = None  # made when a profile is first asked for
         self._granted: list[Emission] = []  # of requests whose adapters were loaded, or failed to
         self._last_step = -1  # submitted
         self._loading = False
@@ -161,6 +166,8 @@ class EngineCore:
         def command() -> list[Emission]:
             self._sinks.pop(client, None)
             self._scheduler.drop_client(client)
+            if self._profiler is not None:
+                self._profiler.leave(client)
             return []
 
         self._post(command)
@@ -246,6 +253,21 @@ class EngineCore:
         def command() -> list[Emission]:
             if self._adapters is not None:
                 self._adapters.drop(message.digest)
+            return []
+
+        self._post(command)
+
+    def profile(self, client: int, message: StartProfile | EndProfile) -> None:
+        """Begin or end a profile; the client receives a `Profiled` message."""
+
+        def command() -> list[Emission]:
+            def answer(told: Profiled) -> None:
+                self._send(client, told)
+
+            if isinstance(message, EndProfile):
+                self._profiles().end(client, message, answer)
+            else:
+                self._profiles().start(client, message, answer)
             return []
 
         self._post(command)
@@ -370,7 +392,10 @@ class EngineCore:
     def _wait(self) -> list[_Command] | None:
         """The commands in the inbox, None when closing; sleeps without commands and work."""
         if not (self._scheduler.has_work or self._in_flight or self._control.due):
+            begun = monotonic()
             self._idle()
+            if self._profiler is not None:
+                self._profiler.idled(monotonic() - begun)
         with self._wake:
             if self._closing:
                 return None
@@ -612,20 +637,34 @@ class EngineCore:
         if request.explain:
             self._scheduler.note_grammar(client, request.request_id, known=known)
 
+    def _post_call(self, call: Callable[[], None]) -> None:
+        """Run a call in the engine's thread, and what it grants."""
+
+        def command() -> list[Emission]:
+            call()
+            found, self._granted = self._granted, []
+            return found
+
+        self._post(command)
+
     def _gate(self) -> AdapterGate:
         if self._adapters is None:
             from tidemill.engine.adapters import AdapterGate
 
-            def post(call: Callable[[], None]) -> None:
-                def command() -> list[Emission]:
-                    call()
-                    found, self._granted = self._granted, []
-                    return found
-
-                self._post(command)
-
-            self._adapters = AdapterGate(self._executor, post)
+            self._adapters = AdapterGate(self._executor, self._post_call)
         return self._adapters
+
+    def _profiles(self) -> Profiler:
+        if self._profiler is None:
+            from tidemill.engine.profiling import Profiler
+
+            def use(executor: Executor) -> None:
+                self._executor = executor
+
+            self._profiler = Profiler(
+                self._executor, use, lambda: self._scheduler.has_work, self._post_call
+            )
+        return self._profiler
 
     def _acquire_adapters(self, client: int, request: EngineRequest) -> list[Emission]:
         """Queue a request once its adapters are in memory; until then it waits in the gate."""

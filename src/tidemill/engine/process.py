@@ -34,10 +34,12 @@ from tidemill.contract.wire import (
     CheckAdapter,
     Control,
     DropAdapter,
+    EndProfile,
     Fatal,
     FrameReader,
     Hello,
     Refused,
+    StartProfile,
     StatsRequest,
     Submit,
     ToEngine,
@@ -155,6 +157,8 @@ class _Connection(asyncio.Protocol):
             core.check_adapter(client, message)
         elif isinstance(message, DropAdapter):
             core.drop_adapter(message)
+        elif isinstance(message, StartProfile | EndProfile):
+            core.profile(client, message)
 
     def _handshake(self, hello: Hello) -> None:
         server = self._server

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
 from tidemill.contract.plan import BlockCopy, StepPlan, StepResult
+from tidemill.contract.profile import MachineRates, StepCounters
 from tidemill.contract.request import AdapterUse
 from tidemill.contract.wire import AdapterInfo
 from tidemill.engine.flightlog import FlightLog, request_key
@@ -120,6 +121,18 @@ class RecordingExecutor:
     def unloaded_bytes(self) -> int:
         """See Executor."""
         return self._executor.unloaded_bytes()
+
+    def start_profile(self, events: int) -> None:
+        """See Executor."""
+        self._executor.start_profile(events)
+
+    def end_profile(self) -> StepCounters | None:
+        """See Executor."""
+        return self._executor.end_profile()
+
+    def machine_rates(self) -> MachineRates | None:
+        """See Executor."""
+        return self._executor.machine_rates()
 
     def progress(self) -> int:
         """See Executor."""

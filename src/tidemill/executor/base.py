@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
 from tidemill.contract.plan import BlockCopy, StepPlan, StepResult
+from tidemill.contract.profile import MachineRates, StepCounters
 from tidemill.contract.request import AdapterUse
 from tidemill.contract.wire import AdapterInfo
 
@@ -81,6 +82,15 @@ class Executor(Protocol):
 
     def unloaded_bytes(self) -> int:
         """Bytes of weights that are not in memory yet, while they load."""
+
+    def start_profile(self, events: int) -> None:
+        """See `backends.base.Backend`."""
+
+    def end_profile(self) -> StepCounters | None:
+        """See `backends.base.Backend`."""
+
+    def machine_rates(self) -> MachineRates | None:
+        """See `backends.base.Backend`."""
 
     def progress(self) -> int:
         """A counter that advances while a step computes; it tells a slow step from a stall."""

@@ -13,6 +13,7 @@ from tidemill.base.files import opened_files
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import BlockCopy, StepPlan
+from tidemill.contract.profile import MachineRates, StepCounters
 from tidemill.contract.request import AdapterUse
 from tidemill.contract.wire import AdapterInfo, EngineInfo
 from tidemill.executor.base import Executor, PlanHandle
@@ -82,6 +83,18 @@ class InprocExecutor:
     def unloaded_bytes(self) -> int:
         """See Executor."""
         return self._runner.unloaded_bytes()
+
+    def start_profile(self, events: int) -> None:
+        """See Executor."""
+        self._runner.start_profile(events)
+
+    def end_profile(self) -> StepCounters | None:
+        """See Executor."""
+        return self._runner.end_profile()
+
+    def machine_rates(self) -> MachineRates | None:
+        """See Executor."""
+        return self._runner.machine_rates()
 
     def progress(self) -> int:
         """See Executor."""

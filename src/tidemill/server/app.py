@@ -20,6 +20,7 @@ from tidemill.server.access.keys import Role
 from tidemill.server.access.security import Security
 from tidemill.server.admin import audit, blocks, chats, health, identity, rollouts, whoami
 from tidemill.server.admin import models as admin_models
+from tidemill.server.admin import profile as admin_profile
 from tidemill.server.admin import quotas as admin_quotas
 from tidemill.server.admin import requests as admin_requests
 from tidemill.server.admin import usage as admin_usage
@@ -58,6 +59,7 @@ OPERATORS: tuple[Endpoint, ...] = (
     *admin_quotas.ENDPOINTS,
     *admin_usage.ENDPOINTS,
     *admin_requests.ENDPOINTS,
+    *admin_profile.ENDPOINTS,
 )
 """Routes that belong to no dialect."""
 

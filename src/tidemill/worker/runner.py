@@ -34,6 +34,7 @@ from tidemill.worker.pooling import Pooler
 from tidemill.worker.speculate.drafter import NOTHING, Drafted
 
 if TYPE_CHECKING:
+    from tidemill.contract.profile import MachineRates, StepCounters
     from tidemill.worker.adapters import AdapterLoader
     from tidemill.worker.speculate.drafter import Drafter, LoadedDrafter
     from tidemill.worker.speculate.speculation import Speculation
@@ -249,6 +250,22 @@ class Runner:
         """See executor.base.Executor."""
         drafters = sum(drafter.unloaded_bytes() for drafter in self._loaded.values())
         return self.backend.memory().promised_bytes + drafters
+
+    def start_profile(self, events: int) -> None:
+        """See executor.base.Executor."""
+        self.backend.start_profile(events)
+
+    def end_profile(self) -> StepCounters | None:
+        """See executor.base.Executor."""
+        from tidemill.worker.profiling import step_counters
+
+        return step_counters(self.backend.end_profile())
+
+    def machine_rates(self) -> MachineRates | None:
+        """See executor.base.Executor."""
+        from tidemill.worker.profiling import rates_of
+
+        return rates_of(self.backend.machine_rates())
 
     def progress(self) -> int:
         """See executor.base.Executor."""

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from tidemill.backends.base import (
     BackendMemory,
     BackendOptions,
+    BackendProfile,
     CandidateArrays,
     ExportedBlocks,
     Int32,
     LogprobArrays,
+    MachineRates,
     PackedWeights,
     StepInputs,
     StepOutputs,
@@ -309,6 +311,23 @@ class NativeBackend:
             None if key is None else (*shapes[0][:3], *key),
             None if value is None else (*shapes[1][:3], *value),
         )
+
+    def start_profile(self, events: int) -> None:
+        """See backends.base.Backend."""
+        self._core.start_profile(events)
+
+    def end_profile(self) -> BackendProfile | None:
+        """See backends.base.Backend."""
+        from tidemill.backends.native.profiling import read_profile
+
+        found = self._core.end_profile()
+        return None if found is None else read_profile(found)
+
+    def machine_rates(self) -> MachineRates | None:
+        """See backends.base.Backend."""
+        from tidemill.backends.native.profiling import machine_rates
+
+        return machine_rates(self._core)
 
     def progress(self) -> int:
         """See backends.base.Backend. Counts tiles finished since the start, by packing and by

@@ -19,8 +19,10 @@ from tidemill.backends.base import (
     LOGITS_NONE,
     BackendMemory,
     BackendOptions,
+    BackendProfile,
     ExportedBlocks,
     Int32,
+    MachineRates,
     StepInputs,
 )
 from tidemill.backends.torch import latents, layers, recurrent
@@ -159,6 +161,17 @@ class TorchBackend:
     def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
         """See backends.base.Backend."""
         self._ready_cache().restore(group, blocks, data)
+
+    def start_profile(self, events: int) -> None:
+        """See backends.base.Backend. It counts nothing."""
+
+    def end_profile(self) -> BackendProfile | None:
+        """See backends.base.Backend."""
+        return None
+
+    def machine_rates(self) -> MachineRates | None:
+        """See backends.base.Backend."""
+        return None
 
     def progress(self) -> int:
         """Layers computed so far."""

@@ -19,9 +19,11 @@ from tidemill.backends.base import (
     LOGITS_NONE,
     BackendMemory,
     BackendOptions,
+    BackendProfile,
     ExportedBlocks,
     Float32,
     Int32,
+    MachineRates,
     StepInputs,
 )
 from tidemill.backends.torch.place import DTYPES, open_device
@@ -180,6 +182,17 @@ class TransformersBackend:
     def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
         """See backends.base.Backend; UNSUPPORTED."""
         raise unsupported("backend", "the transformers backend cannot import KV blocks")
+
+    def start_profile(self, events: int) -> None:
+        """See backends.base.Backend. It counts nothing."""
+
+    def end_profile(self) -> BackendProfile | None:
+        """See backends.base.Backend."""
+        return None
+
+    def machine_rates(self) -> MachineRates | None:
+        """See backends.base.Backend."""
+        return None
 
     def progress(self) -> int:
         """Modules computed so far."""

@@ -22,6 +22,7 @@ from tidemill.server.host.needs import ask_needs, need_of
 
 if TYPE_CHECKING:
     from tidemill.contract.needs import ModelFacts
+    from tidemill.contract.profile import EngineProfile
     from tidemill.contract.wire import EngineMemory
     from tidemill.engine.reports import LoadProgress
     from tidemill.server.host.served import ServedModel
@@ -236,6 +237,12 @@ class EngineLoaded:
     async def block_map(self) -> EngineMemory | None:
         """See `slot.Loaded`."""
         return None if self.engine.memory.asleep else await self.engine.memory.block_map()
+
+    async def profile(self, seconds: float, *, events: int, rates: bool) -> EngineProfile:
+        """See `slot.Loaded`."""
+        from tidemill.engine.profiled import take_profile
+
+        return await take_profile(self.engine, seconds, events=events, rates=rates)
 
     async def close(self) -> None:
         """See `slot.Loaded`."""

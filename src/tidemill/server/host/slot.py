@@ -15,6 +15,7 @@ from tidemill.server.host.served import ServedModel
 from tidemill.server.host.switching import TURN_OF_LOAD, TURN_SECONDS, Fact, Need
 
 if TYPE_CHECKING:
+    from tidemill.contract.profile import EngineProfile
     from tidemill.contract.wire import EngineMemory
     from tidemill.engine.reports import LoadProgress
     from tidemill.server.host.engine_loader import Described
@@ -93,6 +94,13 @@ class Loaded(Protocol):
 
         Raises:
             TidemillError: UNAVAILABLE: its engine does not answer.
+        """
+
+    async def profile(self, seconds: float, *, events: int, rates: bool) -> EngineProfile:
+        """Where its engine's time goes in the next seconds; see `engine.profiled`.
+
+        Raises:
+            TidemillError: UNAVAILABLE, OVERLOADED; UNSUPPORTED: it has no engine of its own.
         """
 
     async def close(self) -> None:

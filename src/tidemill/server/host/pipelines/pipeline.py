@@ -37,6 +37,7 @@ from tidemill.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from tidemill.contract.profile import EngineProfile
     from tidemill.engine.reports import LoadProgress
     from tidemill.metrics.registry import ServerMetrics
 
@@ -262,6 +263,14 @@ class Pipeline:
     async def block_map(self) -> EngineMemory | None:
         """It has no cache."""
         return None
+
+    async def profile(self, seconds: float, *, events: int, rates: bool) -> EngineProfile:
+        """It computes no steps.
+
+        Raises:
+            TidemillError: UNSUPPORTED.
+        """
+        raise unsupported("model", "a pipeline computes no steps: profile the models that it calls")
 
     async def close(self) -> None:
         """End the process. Requests in flight end with a retryable error."""
