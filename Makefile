@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models batches stalls explanations audit sanitizers neon clean fuzz pulls rollouts fuzz-config
+.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models batches stalls explanations audit sanitizers neon clean fuzz pulls rollouts fuzz-config
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -88,6 +88,12 @@ test-deploy: test-install ## charts, manifests and container files, by Helm, Kub
 	@$(BIN)/python .ci/requirements.py test-deploy > $(VENV)/.test-deploy.txt
 	@$(SAY) "installing what checks deploy/" $(PIP) install -r $(VENV)/.test-deploy.txt
 	$(BIN)/python -m pytest tests/deploy $(PYTEST_ARGS)
+
+site: install ## the documentation site, in build/site; a link that leads nowhere is an error
+	@$(BIN)/python .ci/requirements.py docs > $(VENV)/.docs.txt
+	@$(SAY) "installing what the site is built with" $(PIP) install -r $(VENV)/.docs.txt
+	$(BIN)/python site/prepare.py
+	NO_COLOR=1 $(BIN)/zensical build -f build/mkdocs.yml --strict
 
 brook: test-install ## train the bundled model and its companions (resumes; see training/README.md)
 	nice -n 5 $(BIN)/python -m training.build --minutes $(or $(MINUTES),75) \
