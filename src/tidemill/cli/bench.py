@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,7 @@ from tidemill.cli.declared import argument, command, option
 
 if TYPE_CHECKING:
     from tidemill.bench.options import BenchOptions
+    from tidemill.bench.points import Progress
     from tidemill.bench.results import BenchReport
 
 _DEFAULT_URL = "http://127.0.0.1:8000/v1"
@@ -63,17 +67,7 @@ def _extra(text: str) -> dict[str, Any]:
     return value
 
 
-def measure(
-    address: str | None = argument(None, help="The server's URL."),
-    url: str = option(_DEFAULT_URL, help="The server, where no argument names one."),
-    model: str | None = option(None, help="Model name; default: the server's first."),
-    api_key: str | None = option(None, help="Key of the server.", envvar="TIDEMILL_API_KEY"),
-    header: tuple[str, ...] = option((), help="Further header, 'Name: value'; repeatable."),
-    endpoint: str = option(
-        "completions",
-        help="completions, chat, responses, anthropic, ollama, ollama-generate or tgi.",
-    ),
-    extra_body: str | None = option(None, help="JSON object: further members of every request."),
+def load_of(
     concurrency: str = option("1", help="Closed loop: parallel streams, comma-separated."),
     rate: str | None = option(None, help="Open loop: requests/s, comma-separated."),
     arrivals: str = option("poisson", help="Open loop: poisson, gamma or constant."),
@@ -121,31 +115,13 @@ def measure(
     prices: str | None = option(
         None, help="US dollars: input=0.1,cached=0.01,output=0.4 per million tokens, hour=2."
     ),
-    answers: Path | None = option(
-        None, help="Quality: JSONL of prompt (or messages) and expected, asked after the points."
-    ),
-    match: str = option("exact", help="How answers are compared: exact, prefix or contains."),
-    answer_tokens: int = option(64, help="The most tokens of such an answer."),
-    perplexity: Path | None = option(None, help="Quality: a text file that the server scores."),
     label: str | None = option(None, help="Name of the run in plots and comparisons."),
-    json_file: Path | None = option(None, "--json", help="Also write the report as JSON."),
-    csv_file: Path | None = option(None, "--csv", help="Also write a row per point as CSV."),
-    html_file: Path | None = option(None, "--html", help="Also write a page with plots."),
-) -> None:
-    """Measure TTFT, ITL, TPOT, end-to-end latency and throughput of a server.
-
-    Latencies count from the time at which a request was due, so that a late client hides nothing.
-    docs/benchmarking.md says what the figures mean.
-    """
+) -> BenchOptions:
+    """The load that these flags describe, for no server yet."""
     from tidemill.bench.options import BenchOptions
 
-    options = BenchOptions(
-        base_url=address or url,
-        model=model,
-        api_key=api_key,
-        headers=header,
-        endpoint=endpoint,
-        extra=_extra(extra_body or ""),
+    return BenchOptions(
+        base_url="",
         concurrency=_whole("concurrency", concurrency),
         rates=_numbers("rate", rate or ""),
         arrivals=arrivals,
@@ -180,31 +156,70 @@ def measure(
         seed=seed,
         timeout=timeout,
         max_seconds=max_seconds,
+        prices=_named("prices", prices or ""),
+        label=label or "",
+    )
+
+
+def measure(
+    load: BenchOptions,
+    address: str | None = argument(None, help="The server's URL."),
+    url: str = option(_DEFAULT_URL, help="The server, where no argument names one."),
+    model: str | None = option(None, help="Model name; default: the server's first."),
+    api_key: str | None = option(None, help="Key of the server.", envvar="TIDEMILL_API_KEY"),
+    header: tuple[str, ...] = option((), help="Further header, 'Name: value'; repeatable."),
+    endpoint: str = option(
+        "completions",
+        help="completions, chat, responses, anthropic, ollama, ollama-generate or tgi.",
+    ),
+    extra_body: str | None = option(None, help="JSON object: further members of every request."),
+    answers: Path | None = option(
+        None, help="Quality: JSONL of prompt (or messages) and expected, asked after the points."
+    ),
+    match: str = option("exact", help="How answers are compared: exact, prefix or contains."),
+    answer_tokens: int = option(64, help="The most tokens of such an answer."),
+    perplexity: Path | None = option(None, help="Quality: a text file that the server scores."),
+    json_file: Path | None = option(None, "--json", help="Also write the report as JSON."),
+    csv_file: Path | None = option(None, "--csv", help="Also write a row per point as CSV."),
+    html_file: Path | None = option(None, "--html", help="Also write a page with plots."),
+) -> None:
+    """Measure TTFT, ITL, TPOT, end-to-end latency and throughput of a server.
+
+    Latencies count from the time at which a request was due, so that a late client hides nothing.
+    docs/benchmarking.md says what the figures mean.
+    """
+    from tidemill.bench.load import run_bench
+
+    options = replace(
+        load,
+        base_url=address or url,
+        model=model,
+        api_key=api_key,
+        headers=header,
+        endpoint=endpoint,
+        extra=_extra(extra_body or ""),
         answers=answers,
         match=match,
         answer_tokens=answer_tokens,
         perplexity=perplexity,
-        prices=_named("prices", prices or ""),
-        label=label or "",
     )
-    _check_writable(json=json_file, csv=csv_file, html=html_file)
-    report = _measured(options)
-    _print(report)
-    _write(report, json_file, csv_file, html_file)
+    check_writable(json=json_file, csv=csv_file, html=html_file)
+    report = with_progress(partial(run_bench, options))
+    print_report(report)
+    write_report(report, json_file, csv_file, html_file)
     if any(point.completed == 0 for point in report.points):
         sys.exit(1)
 
 
-def _measured(options: BenchOptions) -> BenchReport:
+def with_progress(measure: Callable[[Progress], BenchReport]) -> BenchReport:
     """Run with a progress bar on stderr."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    from tidemill.bench.load import run_bench
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+    from rich.progress import Progress as ProgressBar
 
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Two refreshes a second: the bar is drawn by the process that measures.
-    with Progress(
+    with ProgressBar(
         *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
     ) as bar:
         tasks: dict[str, Any] = {}
@@ -214,10 +229,10 @@ def _measured(options: BenchOptions) -> BenchReport:
                 tasks[label] = bar.add_task(label, total=total or None)
             bar.update(tasks[label], completed=done)
 
-        return run_bench(options, progress)
+        return measure(progress)
 
 
-def _print(report: BenchReport) -> None:
+def print_report(report: BenchReport) -> None:
     from rich.console import Console
 
     from tidemill.bench.report import render_table
@@ -227,14 +242,14 @@ def _print(report: BenchReport) -> None:
     console.print(render_table(report, console.width))
 
 
-def _check_writable(**files: Path | None) -> None:
+def check_writable(**files: Path | None) -> None:
     """Refuse a file that cannot be written before anything is measured for it."""
     for name, file in files.items():
         if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
             raise config_error(name, f"--{name} {file}: it cannot be written there")
 
 
-def _write(
+def write_report(
     report: BenchReport, json_file: Path | None, csv_file: Path | None, html_file: Path | None
 ) -> None:
     from tidemill.bench.report import report_csv, report_json
@@ -324,5 +339,6 @@ bench = _Bench(
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for _name, _function in (("run", measure), ("compare", compare_runs), ("report", draw_report)):
+bench.add_command(command("run", measure, load_of))
+for _name, _function in (("compare", compare_runs), ("report", draw_report)):
     bench.add_command(command(_name, _function))

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
 
 import click
@@ -99,17 +100,29 @@ def argument(
     return _ParameterSpec(default, (), True, more)
 
 
-def command(name: str, function: Callable[..., None]) -> click.Command:
-    """Make a command that calls `function`; its docstring is the help text."""
-    hints = get_type_hints(function)
-    parameters = [
-        _parameter(parameter.name, hints[parameter.name], parameter.default)
-        for parameter in inspect.signature(function).parameters.values()
-    ]
+def command(name: str, function: Callable[..., None], *shared: Callable[..., Any]) -> click.Command:
+    """Make a command that calls `function`; its docstring is the help text.
+
+    Args:
+        name: of the command.
+        function: each of its parameters is an option or an argument.
+        shared: declare further parameters, which several commands have; `function` is given their
+            results as its first arguments.
+    """
+    common = {one: _parameters(one) for one in shared}
+    own = _parameters(function, skip=len(common))
+
+    def call(**values: Any) -> None:
+        made = []
+        for make, parameters in common.items():
+            given = {one.name: values.pop(one.name) for one in parameters if one.name in values}
+            made.append(make(**given))
+        function(*made, **values)
+
     return click.Command(
         name,
-        callback=function,
-        params=parameters,
+        callback=call if common else function,
+        params=[*own, *(one for several in common.values() for one in several)],
         help=inspect.getdoc(function),
         context_settings={
             "show_default": True,
@@ -117,6 +130,14 @@ def command(name: str, function: Callable[..., None]) -> click.Command:
             "max_content_width": 100,
         },
     )
+
+
+def _parameters(function: Callable[..., Any], skip: int = 0) -> list[click.Parameter]:
+    declared = list(inspect.signature(function).parameters.values())[skip:]
+    # Alone: the results of shared declarations have types that are imported when they are made.
+    annotated = SimpleNamespace(__annotations__={one.name: one.annotation for one in declared})
+    hints = get_type_hints(annotated, function.__globals__)
+    return [_parameter(one.name, hints[one.name], one.default) for one in declared]
 
 
 def _parameter(name: str, hint: Any, declared: _ParameterSpec) -> click.Parameter:

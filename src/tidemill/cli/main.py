@@ -36,6 +36,7 @@ COMMANDS = {
     "rollout": ("rollout", "rollout"),
     "plan": ("plan", "plan"),
     "calibrate": ("calibrate", "calibrate"),
+    "simulate": ("simulate", "simulate"),
     "quantize": ("quantize", "quantize"),
     "convert": ("quantize", "convert"),
     "tokenize": ("text", "tokenize"),

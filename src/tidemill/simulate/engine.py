@@ -1,0 +1,228 @@
+"""SimulatedEngine: the step loop of `engine.core` with the real scheduler, in simulated time.
+
+Nothing is computed: a plan's end comes after the seconds that the costs say, and every row that
+samples gets a token of its own. What the loop itself takes between two steps is a cost as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import cast
+
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.plan import RowResult, StepPlan, StepResult, StepTimings
+from tidemill.contract.request import EngineRequest, FinishReason
+from tidemill.contract.wire import EngineInfo
+from tidemill.engine.core import LAUNCH_FRACTION, make_scheduler
+from tidemill.executor.base import Executor
+from tidemill.executor.inproc import OpenedExecutor
+from tidemill.sched.scheduler import Scheduler
+from tidemill.sched.sequence import Emission
+from tidemill.simulate.costs import Costs, EngineFacts, Work, work_of
+from tidemill.simulate.timeline import Timeline
+
+Deliver = Callable[[float, list[Emission]], None]
+
+VOCAB = 1 << 30
+_COMMIT_SHARE = 0.5  # of the loop's seconds between steps, what passes before outputs leave
+
+
+def info_of(facts: EngineFacts) -> EngineInfo:
+    """What an engine of these facts would say of itself."""
+    return EngineInfo(
+        model=facts.model,
+        backend=facts.backend,
+        isa=facts.isa,
+        device="simulated",
+        dtype=facts.dtype,
+        quantization=facts.quantization,
+        kv_dtype=facts.kv_dtype,
+        threads=facts.threads,
+        vocab_size=VOCAB,
+        max_model_len=min(facts.max_model_len, facts.num_blocks * facts.block_size),
+        block_size=facts.block_size,
+        num_blocks=facts.num_blocks,
+        kv_bytes_per_token=facts.kv_bytes_per_token,
+        kv_bytes=facts.kv_bytes_per_token * facts.num_blocks * facts.block_size,
+        weight_bytes=facts.weight_bytes,
+        max_num_seqs=facts.max_num_seqs,
+        max_step_tokens=facts.max_step_tokens,
+        prefix_caching=facts.prefix_caching,
+        identity=facts.identity,
+    )
+
+
+def scheduler_of(
+    facts: EngineFacts, clock: Callable[[], float], max_itl_ms: float | None = None
+) -> Scheduler:
+    """The scheduler that an engine of these facts has."""
+    opened = OpenedExecutor(
+        cast("Executor", SimpleNamespace()),
+        info_of(facts),
+        facts.identity or facts.model,
+        facts.groups,
+        recurrent=facts.recurrent,
+        snapshots=facts.snapshots,
+        sliced_layers=facts.layers,
+    )
+    config = EngineConfig(model=facts.model, served_name=facts.model, max_itl_ms=max_itl_ms)
+    return make_scheduler(opened, config, clock=clock)
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan in flight, and when it begins and ends."""
+
+    plan: StepPlan
+    begins: float
+    ends: float
+
+
+class SimulatedEngine:
+    """One engine.
+
+    Args:
+        timeline: its time.
+        facts: its model and sizes.
+        costs: what its steps take.
+        noise: draws factors of steps' seconds.
+        deliver: is given outputs with the time at which they leave the engine, which may be a
+            little later than now.
+        max_itl_ms: as `EngineConfig.max_itl_ms`.
+
+    Attributes:
+        scheduler: the real one.
+        most: the largest numbers of its steps.
+        busy: seconds in which a step was computed.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        facts: EngineFacts,
+        costs: Costs,
+        noise: Callable[[], float],
+        deliver: Deliver,
+        max_itl_ms: float | None = None,
+    ) -> None:
+        self.scheduler = scheduler_of(facts, timeline.clock, max_itl_ms)
+        self.most = Work(0, 0, 0, 0, 0)
+        self.busy = 0.0
+        self._timeline = timeline
+        self._layers = facts.layers
+        self._step = costs.step
+        self._host = costs.host
+        self._noise = noise
+        self._deliver = deliver
+        self._inbox: list[Callable[[], list[Emission]]] = []
+        self._in_flight: deque[_Step] = deque()
+        self._outputs: list[Emission] = []  # of the last step, which leave with the next
+        self._idle = True
+
+    def submit(self, request: EngineRequest) -> None:
+        """A request has come."""
+        self._post(partial(self.scheduler.submit, request))
+
+    def cancel(self, request_id: str) -> None:
+        """A request's client has gone."""
+        self._post(partial(self.scheduler.cancel, request_id, None, FinishReason.CANCELLED))
+
+    def _post(self, command: Callable[[], list[Emission]]) -> None:
+        self._inbox.append(command)
+        if self._idle:
+            self._idle = False
+            self._turn()
+
+    def _turn(self) -> None:
+        """Without a step in flight, launch one; then wait for the end of the oldest, or for the
+        moment at which the next one is launched."""
+        now = self._timeline.now
+        received = self._receive()
+        if not self._in_flight:
+            begins = self._launch(now, received)
+            if begins is None:
+                return
+            self._send(begins)
+        self._await()
+
+    def _receive(self) -> int:
+        """Run the commands in the inbox; returns how many there were."""
+        commands = len(self._inbox)
+        if commands:
+            waiting, self._inbox = self._inbox, []
+            for command in waiting:
+                self._outputs += command()
+        return commands
+
+    def _launch(self, ready: float, received: int) -> float | None:
+        """Plan a step that begins once the loop is through and the step in flight has ended.
+
+        Returns:
+            When it begins; None if there is nothing to plan. Then the engine is idle.
+        """
+        plan = self.scheduler.plan()
+        if plan is None:
+            if not self._in_flight:
+                self._outputs += self.scheduler.end_stuck() if self.scheduler.has_work else []
+                if self.scheduler.has_work:
+                    raise RuntimeError("the scheduler has work but planned no rows")
+                self._idle = True
+                self._send(ready)
+            return None
+        host, work = self._host, work_of(plan, self._layers)
+        begins = ready + host.step + host.row * work.rows + host.submit * received
+        if self._in_flight:
+            begins = max(begins, self._in_flight[-1].ends)
+        seconds = self._step.of(work) * self._noise()
+        self.busy += seconds
+        self.most = Work(*map(max, self.most, work))  # type: ignore[arg-type]
+        self._in_flight.append(_Step(plan, begins, begins + seconds))
+        return begins
+
+    def _await(self) -> None:
+        step, timeline = self._in_flight[0], self._timeline
+        if len(self._in_flight) == 1 and (seconds := self.scheduler.overlap_seconds) is not None:
+            host = self._host
+            lead = host.step + host.row * len(step.plan.rows)
+            due = max(timeline.now, step.begins + LAUNCH_FRACTION * seconds - 2 * lead)
+            if due < step.ends:
+                timeline.at(due, self._launch_ahead)
+                return
+        timeline.at(step.ends, self._land)
+
+    def _launch_ahead(self) -> None:
+        self._launch(self._timeline.now, self._receive())
+        self._timeline.at(self._in_flight[0].ends, self._land)
+
+    def _land(self) -> None:
+        """The oldest step has ended."""
+        step = self._in_flight.popleft()
+        # Of two choices of one request, each gets tokens of its own: nothing but itself has them.
+        rows = tuple(
+            RowResult(
+                seq_id=row.seq_id,
+                token_ids=((row.seq_id * 65537 + row.start) % VOCAB,) if row.sample else (),
+            )
+            for row in step.plan.rows
+        )
+        seconds = step.ends - step.begins
+        result = StepResult(
+            step_id=step.plan.step_id, rows=rows, timings=StepTimings(0.0, seconds, 0.0, seconds)
+        )
+        self._outputs += self.scheduler.commit(step.plan, result)
+        if self._in_flight or not (self.scheduler.has_work or self._inbox):
+            loop = self._host.step + self._host.row * len(rows)
+            self._send(step.ends + _COMMIT_SHARE * loop)
+        if self._in_flight or self.scheduler.has_work or self._inbox:
+            self._turn()
+        else:
+            self._idle = True
+
+    def _send(self, when: float) -> None:
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._deliver(when, outputs)

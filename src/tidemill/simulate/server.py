@@ -1,0 +1,133 @@
+"""SimulatedServer: an engine behind its API process, as clients see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from tidemill.bench.results import RequestTrace
+from tidemill.contract.request import EngineRequest
+from tidemill.contract.sampling import SamplingParams
+from tidemill.sched.sequence import Emission
+from tidemill.simulate.costs import Costs, EngineFacts
+from tidemill.simulate.engine import SimulatedEngine
+from tidemill.simulate.timeline import Timeline
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A client's request.
+
+    Attributes:
+        prompt: token ids.
+        output: tokens to generate.
+        trace: what the client sees of it; its times are relative to `zero`.
+        on_end: called at the time of its end.
+        tenant: whose it is.
+        answer: its tokens, where the next turn of a conversation needs them; else None.
+    """
+
+    prompt: tuple[int, ...]
+    output: int
+    trace: RequestTrace
+    zero: float
+    on_end: Callable[[], None]
+    tenant: str = ""
+    answer: list[int] | None = None
+    ended: bool = False
+    request_id: str = ""
+
+
+class SimulatedServer:
+    """An API process with one engine. It does one thing after another: reading requests, and
+    writing the chunks of a step.
+
+    Args:
+        timeline: its time.
+        facts, costs, noise, max_itl_ms: see `SimulatedEngine`.
+
+    Attributes:
+        on_first, on_end: called with a call whose first token, or whose end, has left the engine.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        facts: EngineFacts,
+        costs: Costs,
+        noise: Callable[[], float],
+        max_itl_ms: float | None = None,
+    ) -> None:
+        self.engine = SimulatedEngine(timeline, facts, costs, noise, self._receive, max_itl_ms)
+        self._timeline = timeline
+        self._host = costs.host
+        self._calls: dict[str, Call] = {}
+        self._ids = count()
+        self._free = 0.0  # when the API process has done what it was given
+        self.on_first: Callable[[Call], None] = _ignore
+        self.on_end: Callable[[Call], None] = _ignore
+
+    def send(self, call: Call) -> None:
+        """A client sends a request now."""
+        host, now = self._host, self._timeline.now
+        call.request_id = str(next(self._ids))
+        request = EngineRequest(
+            request_id=call.request_id,
+            prompt_token_ids=call.prompt,
+            sampling=SamplingParams(max_tokens=call.output, seed=0, temperature=0.0),
+            arrival=now,
+            tenant=call.tenant,
+        )
+        self._calls[call.request_id] = call
+        self._free = max(now, self._free) + host.request + host.prompt_token * len(call.prompt)
+        self._timeline.at(self._free, partial(self._submit, request))
+
+    def _submit(self, request: EngineRequest) -> None:
+        if request.request_id in self._calls:  # its client has not gone meanwhile
+            self.engine.submit(request)
+
+    def cancel(self, call: Call) -> None:
+        """The client gives up."""
+        if self._calls.pop(call.request_id, None) is not None:
+            self.engine.cancel(call.request_id)
+
+    def _receive(self, when: float, outputs: list[Emission]) -> None:
+        """The engine's outputs leave it at a time; each of them becomes a chunk."""
+        host, calls = self._host, self._calls
+        done = max(when + host.deliver, self._free)
+        for _, output in outputs:
+            call = calls.get(output.request_id)
+            if call is None:
+                continue
+            done += host.chunk
+            trace = call.trace
+            if output.token_ids:
+                if not trace.arrivals:
+                    self.on_first(call)
+                trace.arrivals.append(done - call.zero)
+                trace.output_tokens += len(output.token_ids)
+                if call.answer is not None:
+                    call.answer += output.token_ids
+            if output.cached_tokens:
+                trace.cached_tokens = output.cached_tokens
+            if output.finish_reason is not None:
+                del calls[output.request_id]
+                trace.end = done - call.zero
+                trace.finish_reason = str(output.finish_reason)
+                if output.error is not None:
+                    trace.error, trace.detail = output.error.kind, output.error.message
+                self.on_end(call)
+                self._timeline.at(done, partial(_end, call))
+        self._free = max(self._free, done)
+
+
+def _ignore(call: Call) -> None:
+    """Nobody asks."""
+
+
+def _end(call: Call) -> None:
+    if not call.ended:
+        call.ended = True
+        call.on_end()
