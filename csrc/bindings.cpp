@@ -269,6 +269,11 @@ void bind_executor(nb::module_& m) {
              }
              return profile ? nb::object(write_profile(*profile)) : nb::none();
            })
+      .def("peak",
+           [](Executor& e, int act) {
+             nb::gil_scoped_release release;
+             return e.peak(static_cast<ActType>(act));
+           })
       .def("progress", &Executor::progress)
       .def("close", &Executor::close, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -2,6 +2,7 @@
 # Include this file and add ${TIDEMILL_KERNEL_SOURCES} to a target.
 set(TIDEMILL_KERNEL_SOURCES
   ${CMAKE_CURRENT_LIST_DIR}/dispatch.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/peaks.cpp
   ${CMAKE_CURRENT_LIST_DIR}/tables/portable.cpp)
 
 # No contraction: a fused multiply-add appears only where it is written. Warning about ABI of

@@ -1,7 +1,10 @@
 #include "step/executor.h"
 
-#include <cmath>
+#include <algorithm>
+#include <chrono>
+#include <numeric>
 
+#include "kernels/peaks.h"
 #include "runtime/error.h"
 #include "step/check.h"
 
@@ -138,6 +141,22 @@ std::unique_ptr<Profile> Executor::end_profile() {
   std::lock_guard lock(running_);
   pool_.count_in(nullptr);
   return std::move(profile_);
+}
+
+double Executor::peak(ActType act) {
+  constexpr int kRounds = 5;
+  double best = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<double> operations(static_cast<size_t>(pool_.threads()));
+    const auto start = std::chrono::steady_clock::now();
+    pool_.run(pool_.threads(), 1, [&](int64_t begin, int64_t, int) {
+      const double from = thread_seconds(), rate = register_peak(kernels_.isa, act);
+      operations[static_cast<size_t>(begin)] = rate * 1e9 * (thread_seconds() - from);
+    });
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    best = std::max(best, std::accumulate(operations.begin(), operations.end(), 0.0) / took.count());
+  }
+  return best;
 }
 
 void Executor::close() {

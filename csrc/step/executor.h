@@ -68,6 +68,10 @@ class Executor {
   void start_profile(size_t most_events);
   // Null if there is none.
   std::unique_ptr<Profile> end_profile();
+  // Operations per second (a multiply-add counts two) that its threads reach together with products of such
+  // activations, all operands in registers; takes some milliseconds, of which each loop stops steps for
+  // one. 0: not known.
+  double peak(ActType act);
   uint64_t progress() const { return pool_.progress(); }
   int threads() const { return pool_.threads(); }
   // Aborts packing and the running step, fails the queued ones, and frees weights and cache.

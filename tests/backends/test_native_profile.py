@@ -11,6 +11,7 @@ from helpers.random_model import MODELS, make_spec, make_tensors, with_windows
 
 from tidemill.backends import native
 from tidemill.backends.base import BackendProfile, KernelCount
+from tidemill.backends.native import profiling
 from tidemill.base.errors import TidemillError
 from tidemill.contract.profile import LOOP, PART, STEP, read_events
 from tidemill.models.spec import DecoderSpec
@@ -141,4 +142,20 @@ def test_a_step_that_fails_leaves_the_counting_in_order() -> None:
     backend.submit(driver.inputs([(driver.sequence([1, 2]), 2)], sample=True)).result()
     found = backend.end_profile()
     assert found is not None and sum(of.ns for of in found.kernels) == pytest.approx(found.step_ns)
+    backend.close()
+
+
+def test_what_the_machine_can_do_is_measured_with_its_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(profiling, "RATE_BYTES", 1 << 20)
+    spec = make_spec()
+    backend = native.load(spec, make_tensors(spec), options(threads=2))
+    found = backend.machine_rates()
+    assert found is not None and found.read_bandwidth > 1e8
+    if backend.memory().isa != "portable":
+        # A multiply-add of bytes is several times one of floats, on every instruction set.
+        assert found.operations["int8"] > found.operations["float32"] > 1e9
+    monkeypatch.setattr(profiling, "RATE_BYTES", 1 << 60)
+    assert backend.machine_rates() is None  # it would take too much memory
     backend.close()

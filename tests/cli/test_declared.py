@@ -21,6 +21,8 @@ def sample(
     count: int = option(3, help="How many."),
     share: float | None = option(None, help="Of what."),
     folder: Path | None = option(None, "--into", help="Where to."),
+    seconds: float = option(10.0, help="How long."),
+    kept: str = option(0.0, help="A duration."),
     quick: bool = option(True, help="Both ways."),
     force: bool = option(False, "-f", "--force", help="One way."),
     key: tuple[str, ...] = option((), envvar="SAMPLE_KEY", help="Again and again."),
@@ -40,14 +42,16 @@ def test_values_have_the_types_of_their_annotations(monkeypatch: pytest.MonkeyPa
     assert COMMAND.main(["a", "--kind", "x"], standalone_mode=False) is None
     assert seen == {
         "source": "a", "others": (), "kind": "x", "count": 3, "share": None, "folder": None,
-        "quick": True, "force": False, "key": (),
+        "seconds": 10.0, "kept": "0", "quick": True, "force": False, "key": (),
     }  # fmt: skip
     line = "a b c --kind x --count 4 --share 1 --into d --no-quick -f --key k --key l"
     COMMAND.main(line.split(), standalone_mode=False)
     assert seen == {
         "source": "a", "others": (Path("b"), Path("c")), "kind": "x", "count": 4, "share": 1.0,
-        "folder": Path("d"), "quick": False, "force": True, "key": ("k", "l"),
+        "folder": Path("d"), "seconds": 10.0, "kept": "0", "quick": False, "force": True,
+        "key": ("k", "l"),
     }  # fmt: skip
+    assert type(seen["seconds"]) is float
     monkeypatch.setenv("SAMPLE_KEY", "e")
     COMMAND.main(["a", "--kind", "x"], standalone_mode=False)
     assert seen["key"] == ("e",)

@@ -144,7 +144,10 @@ def _parameter(name: str, hint: Any, declared: _ParameterSpec) -> click.Paramete
     several = get_origin(hint) is tuple
     kind = next(iter(get_args(hint)), hint)  # of X, X | None and tuple[X, ...]: X
     required = declared.default is ...
-    more = {"type": kind, **({} if required else {"default": declared.default}), **declared.more}
+    default = declared.default
+    if type(default) is float and default.is_integer():
+        default = int(default)  # help shows 10, not 10.0
+    more = {"type": kind, **({} if required else {"default": default}), **declared.more}
     if kind is Path and more.get("shell_complete") is None:
         more["shell_complete"] = complete_files
     if declared.argument:

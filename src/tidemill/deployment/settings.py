@@ -160,8 +160,8 @@ SERVER = (
     ),
     Setting(
         *("keep_explanations", kinds.duration(), 0.0),
-        "How long the database keeps the explanations of requests, such as 7d; default: they are "
-        "kept in memory alone.",
+        "How long the database keeps the explanations of requests, such as 7d; 0: they are kept in "
+        "memory alone.",
         Apply.SERVER,
     ),
     Setting(

@@ -147,7 +147,7 @@ class _Sum:
         row |= {"bytes_per_second": round(bandwidth), "operations_per_second": round(operations)}
         if rates is not None:
             row["of_bandwidth"] = _rounded(bandwidth / rates.read_bandwidth)
-            peaks = [rates.operations.get(kind or "float32") for kind in self._activations]
+            peaks = [rates.operations.get(kind) for kind in self._activations]
             if len(peaks) == 1 and peaks[0]:
                 row["of_operations"] = _rounded(operations / peaks[0])
         return row

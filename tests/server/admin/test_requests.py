@@ -190,3 +190,25 @@ def test_what_was_taken_of_limits_and_which_refused() -> None:
     assert views["requests_per_minute"]["soft"]
     assert "tokens per day" in refused["refusal"] and refused["quota"] == []
     assert [phase["name"] for phase in refused["phases"]][-1] == "quota"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("state", "runing", "state is one of running, ended, not 'runing'"),
+        ("outcome", "ok", "finished, cancelled, refused, failed"),
+        ("operation", "chat", "generate, embed"),
+        ("status", "two", "HTTP status"),
+        ("status", "99", "HTTP status"),
+    ],
+)
+def test_values_that_no_request_has_are_refused(url: str, name: str, value: str, told: str) -> None:
+    answer = get(url, "/admin/requests", **{name: ["", value] if name == "operation" else value})
+    assert answer.status_code == 400 and told in answer.text
+    assert answer.json()["error"]["param"] == name
+    for good in (
+        {"state": ["running", "ended"]},
+        {"outcome": "failed"},
+        {"status": ["529", "499"]},
+    ):
+        assert "requests" in get(url, "/admin/requests", **good)

@@ -216,6 +216,24 @@ def test_a_model_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     assert e.value.kind is ErrorKind.CONFIG and e.value.param == "speculate"
 
 
+@pytest.mark.parametrize("setting", ["draft=", "medusa="])
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_file_that_is_no_drafter_is_the_settings_fault(
+    tmp_path: Path, setting: str, *, bad: bool
+) -> None:
+    file = tmp_path / "x.gguf"
+    if bad:
+        file.write_text("no model")
+    speculate = f"{setting}{file}"
+    config = EngineConfig(
+        model=str(bundled_models()["brook"]), served_name="b", speculate=speculate
+    )
+    with pytest.raises(TidemillError, match=r"the (draft model|Medusa heads): .*x\.gguf") as caught:
+        load_worker(config)
+    kind = ErrorKind.MODEL_FILE if bad else ErrorKind.NOT_FOUND
+    assert caught.value.kind is kind and caught.value.param == "speculate"
+
+
 def logits_of(path: Path, tokens: list[int]) -> np.ndarray:
     files = open_model(path)
     backend = load(files.spec, files.tensors, options(max_positions=512))

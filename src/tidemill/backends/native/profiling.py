@@ -50,4 +50,8 @@ def machine_rates(core: _core.Executor) -> MachineRates | None:
     """What the executor's threads can do together; None where memory is too short to find out."""
     if free_memory() < 4 * RATE_BYTES:
         return None
-    return MachineRates(_core.read_bandwidth(core.threads, RATE_BYTES // core.threads, RATE_ROUNDS))
+    peaks = {name: core.peak(code) for code, name in enumerate(ACT_TYPES[:3])}
+    return MachineRates(
+        _core.read_bandwidth(core.threads, RATE_BYTES // core.threads, RATE_ROUNDS),
+        {name: peak for name, peak in peaks.items() if peak > 0},
+    )

@@ -15,11 +15,12 @@ from tidemill.server.access.auth import Principal, principal_of
 from tidemill.server.access.keys import Role
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import Endpoint
-from tidemill.server.dialects.query import check_query, number
+from tidemill.server.dialects.query import check_query, chosen, number
 from tidemill.server.errors import Rejection, reject
 from tidemill.server.transport.pieces import json_response
 from tidemill.server.usage import READERS
 from tidemill.telemetry.recent import Recent, Story
+from tidemill.telemetry.record import Operation, Outcome
 
 MOST = 1000
 """Requests of one list."""
@@ -39,6 +40,13 @@ _CHOOSING: dict[str, Callable[[Story], str]] = {
 }
 """Query parameters that choose requests, and what each compares."""
 
+_VALUES: dict[str, tuple[str, ...]] = {
+    "operation": tuple(Operation),
+    "outcome": tuple(Outcome),
+    "state": ("running", "ended"),
+}
+"""Those of them that can only be these."""
+
 _KNOWN = frozenset((*_CHOOSING, "limit", "slower"))
 
 
@@ -54,6 +62,11 @@ async def list_requests(context: ServerContext, request: Request) -> Response:
     limit = number(request, "limit", 1, MOST) or 100
     slower = _seconds(given.get("slower"))
     wanted = {name: set(given.getlist(name)) for name in given if name in _CHOOSING}
+    for name in _VALUES.keys() & wanted.keys():
+        chosen(request, name, _VALUES[name])
+    for status in given.getlist("status"):
+        if not (status.isascii() and status.isdigit() and 100 <= int(status[:9]) <= 599):
+            raise bad_request("status", f"status is an HTTP status, not {status[:32]!r}")
     now, found = monotonic(), []
     for story in _seen(recent, principal_of(request)):
         if any(_CHOOSING[name](story) not in values for name, values in wanted.items()):

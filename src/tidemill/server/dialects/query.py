@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -40,6 +40,20 @@ def number(request: Request, name: str, least: int, most: int) -> int | None:
             name, f"{name} must be a number from {least} to {most}, got {text[:32]!r}"
         )
     return int(text)
+
+
+def chosen(request: Request, name: str, known: Collection[str]) -> set[str]:
+    """The values of a parameter that may be repeated; none where it is absent.
+
+    Raises:
+        TidemillError: kind BAD_REQUEST naming the parameter and what it may be.
+    """
+    values = request.query_params.getlist(name)
+    for value in values:
+        if value not in known:
+            values_known = ", ".join(one for one in known if one)
+            raise bad_request(name, f"{name} is one of {values_known}, not {value[:32]!r}")
+    return set(values)
 
 
 def flag(request: Request, name: str) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, cast
 
 import msgspec
@@ -68,7 +69,8 @@ def open_draft(config: EngineConfig, target: Opened) -> Draft | None:
     setting, spec = read_setting(config.speculate), target.files.spec
     if DRAFT not in setting.drafters or spec.foreign is not None or spec.state_bytes:
         return None
-    files = open_model(setting.file, target.backend)
+    with _of_setting("the draft model"):
+        files = open_model(setting.file, target.backend)
     _check(files, target.files, config.model)
     own = msgspec.structs.replace(
         config,
@@ -151,7 +153,7 @@ def load_medusa(config: EngineConfig, opened: Opened, runner: Runner, progress: 
             "speculate",
             f"{config.model} keeps a state per sequence; Medusa heads do not draft for it",
         )
-    heads = read_heads(resolve(read_setting(config.speculate).file), spec, config.model)
+    heads = _heads(config, spec)
     load = cast(BackendFactory, opened.module.load)
     outputs = [
         bare_output(head, spec, load, opened.options, opened.backend) if head.own else None
@@ -170,7 +172,7 @@ def medusa_bytes(config: EngineConfig, opened: Opened) -> int:
     """
     spec, options = opened.files.spec, opened.options
     total, width = 0, spec.hidden_size
-    for head in read_heads(resolve(read_setting(config.speculate).file), spec, config.model):
+    for head in _heads(config, spec):
         total += 4 * len(head.stored) * (width**2 + width)
         if not head.own:
             total += 4 * width**2
@@ -180,6 +182,23 @@ def medusa_bytes(config: EngineConfig, opened: Opened) -> int:
         held = opened.module.held_tensors(bare, headers, options)
         total += sum(tensor.nbytes for tensor in held.values())
     return total
+
+
+def _heads(config: EngineConfig, spec: DecoderSpec) -> list[Head]:
+    with _of_setting("the Medusa heads"):
+        return read_heads(resolve(read_setting(config.speculate).file), spec, config.model)
+
+
+@contextmanager
+def _of_setting(what: str) -> Iterator[None]:
+    """Errors of a file are about the setting that names it, not about the model."""
+    try:
+        yield
+    except TidemillError as error:
+        if error.param == "speculate":
+            raise
+        message, again = f"{what}: {error.message}", error.retryable
+        raise TidemillError(error.kind, message, param="speculate", retryable=again) from error
 
 
 def bare_output(
