@@ -1,4 +1,5 @@
-"""Prompt adapters in a running engine: vectors in front of a prompt, beside LoRA and base rows."""
+"""Prompt adapters in a running engine: vectors, or keys and values, in front of a prompt, beside
+LoRA and base rows."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ from engine.test_adapters import config_of, random_adapter
 from helpers.tiny_adapter import write_prompt_adapter
 from helpers.tiny_folder import write_folder
 
+from tidemill.base.errors import TidemillError
 from tidemill.contract.request import AdapterUse, ChoiceOutput, EngineRequest, Pooling
 from tidemill.contract.sampling import SamplingParams
 from tidemill.engine.offline import InprocEngine
 
 VECTORS = 37  # more than a block, and not a number of them
 PROMPTS = [[5, 9, 33, 17, 2 + i] * (1 + 4 * i) for i in range(3)]
-NAMES = ("base", "soft", "lora", "other")
+PREFIX = 41
+NAMES = ("base", "soft", "lora", "other", "prefix")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(3)
     for name, count in (("soft", VECTORS), ("other", 3)):
         write_prompt_adapter(folder / name, rng.standard_normal((count, 32)).astype(np.float32))
+    table = rng.standard_normal((PREFIX, 2 * 2 * 16)).astype(np.float32)  # 2 layers, 16 wide
+    write_prompt_adapter(folder / "prefix", table, peft_type="PREFIX_TUNING", token_dim=16)
     random_adapter(folder / "lora", 1, 4)
     return folder
 
@@ -51,10 +56,11 @@ def uses(engine: InprocEngine, folder: Path) -> dict[str, tuple[AdapterUse, ...]
         use = AdapterUse(name, str(folder / name))
         info = engine.check_adapter(use)
         use = msgspec.structs.replace(
-            use, digest=info.digest, nbytes=info.nbytes, virtual_tokens=info.virtual_tokens
-        )
+            use, digest=info.digest, nbytes=info.nbytes, virtual_tokens=info.virtual_tokens,
+            prefix=info.prefix,
+        )  # fmt: skip
         found[name] = (use,)
-    assert [sum(u.virtual_tokens for u in found[n]) for n in NAMES] == [0, VECTORS, 0, 3]
+    assert [sum(u.virtual_tokens for u in found[n]) for n in NAMES] == [0, VECTORS, 0, 3, PREFIX]
     return found
 
 
@@ -140,17 +146,18 @@ def test_a_batch_of_all_is_as_each_alone(
     engine.close()
 
 
+@pytest.mark.parametrize("name", ["soft", "prefix"])
 def test_clients_are_told_of_their_own_tokens_alone(
-    engine: InprocEngine, uses: dict[str, tuple[AdapterUse, ...]]
+    name: str, engine: InprocEngine, uses: dict[str, tuple[AdapterUse, ...]]
 ) -> None:
     prompt, before = list(range(3, 60)), engine.stats.prompt_tokens
     cached = []
     for _ in range(2):
-        first = outputs_of(engine, [request("r", uses["soft"], prompt, prompt_logprobs=0)])[0]
+        first = outputs_of(engine, [request("r", uses[name], prompt, prompt_logprobs=0)])[0]
         assert first.prompt_logprobs is not None and len(first.prompt_logprobs) == len(prompt)
         assert first.prompt_logprobs[0] is None
         assert [one.token_id for one in first.prompt_logprobs[1:] if one] == prompt[1:]
-        first = outputs_of(engine, [request("r", uses["soft"], prompt)])[0]
+        first = outputs_of(engine, [request("r", uses[name], prompt)])[0]
         cached.append(first.cached_tokens)
     assert cached[0] == cached[1] and cached[0] is not None and 50 <= cached[0] < len(prompt)
     assert engine.stats.prompt_tokens - before == 4 * len(prompt)
@@ -188,3 +195,33 @@ def test_vectors_of_the_last_token_alone_are_pooled(
     assert base.error is None and soft.error is None and base.pooled != soft.pooled
     refused = pooled("soft", "mean").error
     assert refused is not None and "puts vectors in front of the input" in refused.message
+
+
+def test_integers_in_the_cache_are_refused_for_prefixes(folder: Path) -> None:
+    engine = opened(folder, kv_dtype="int8")
+    with pytest.raises(TidemillError, match="give --kv-dtype bfloat16"):
+        engine.check_adapter(AdapterUse("prefix", str(folder / "prefix")))
+    assert engine.check_adapter(AdapterUse("soft", str(folder / "soft"))).virtual_tokens == VECTORS
+    engine.close()
+
+
+def test_a_prefix_in_bfloat16(folder: Path) -> None:
+    """Rounded once; the answer is near that of float32, and another than the base's."""
+    vectors = {}
+    for kv_dtype in ("float32", "bfloat16"):
+        engine = opened(folder, kv_dtype=kv_dtype)
+        use = AdapterUse("prefix", str(folder / "prefix"))
+        info = engine.check_adapter(use)
+        use = msgspec.structs.replace(
+            use, digest=info.digest, virtual_tokens=info.virtual_tokens, prefix=info.prefix
+        )
+        for name, adapters in (("base", ()), ("prefix", (use,))):
+            asked = request("r", adapters, PROMPTS[1], max_tokens=1)
+            asked = msgspec.structs.replace(asked, pooling=Pooling("last"))
+            vectors[kv_dtype, name] = np.frombuffer(
+                outputs_of(engine, [asked])[-1].pooled, np.float32
+            )
+        engine.close()
+    wide, narrow = vectors["float32", "prefix"], vectors["bfloat16", "prefix"]
+    assert 0 < np.abs(wide - narrow).max() < 0.05
+    assert np.abs(wide - vectors["float32", "base"]).max() > 0.2

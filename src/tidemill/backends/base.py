@@ -506,7 +506,7 @@ class Backend(Protocol):
     def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
         """Read blocks out in a portable form. No step may be in flight.
 
-        Tests alone call this and `import_blocks` until blocks move between engines (issue 43).
+        Tests alone call this until blocks move between engines (issue 43).
         """
 
     def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:

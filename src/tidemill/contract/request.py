@@ -76,6 +76,7 @@ class AdapterUse(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
         invocation: of an activated LoRA: the tokens from whose last occurrence in the prompt on it
             applies; before it the model is the base. Empty: it always applies.
         virtual_tokens: of a prompt adapter: how many vectors it puts in front of the prompt.
+        prefix: these are keys and values of all layers (prefix tuning).
     """
 
     name: str
@@ -86,6 +87,7 @@ class AdapterUse(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     pinned: bool = False
     invocation: tuple[int, ...] = ()
     virtual_tokens: int = 0
+    prefix: bool = False
 
 
 def adapters_key(uses: tuple[AdapterUse, ...]) -> str:

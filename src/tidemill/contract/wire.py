@@ -240,7 +240,7 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         rank: the highest.
         nbytes: memory that it takes.
         targets: number of tensors that it changes.
-        invocation, virtual_tokens: see `AdapterUse`.
+        invocation, virtual_tokens, prefix: see `AdapterUse`.
     """
 
     digest: str
@@ -249,6 +249,7 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     targets: int = 0
     invocation: tuple[int, ...] = ()
     virtual_tokens: int = 0
+    prefix: bool = False
 
 
 class CheckedAdapter(msgspec.Struct, frozen=True, tag="adapter"):

@@ -104,7 +104,7 @@ def merged(source: Path, adapter: Path) -> tuple[ModelFiles, Adapter]:
             "merge", "an activated LoRA changes the model only after its invocation tokens: it "
             "cannot be merged"
         )  # fmt: skip
-    if changes.vectors is not None:
+    if changes.of_prompt:
         raise unsupported(
             "merge", "a prompt adapter changes no weights, but what stands in front of the prompt: "
             "it cannot be merged"

@@ -78,6 +78,7 @@ class AdapterTable:
             pinned=pinned,
             invocation=tuple(info.invocation),
             virtual_tokens=info.virtual_tokens,
+            prefix=info.prefix,
         )
         self._known[name] = Registered(use, info, created)
         return before

@@ -129,6 +129,24 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefix:
+    """Keys and values in front of the prompt, as the cache holds them: keys are not rotated, as
+    these positions never were.
+
+    Attributes:
+        keys, values: per layer [n, kv_heads, head_dim].
+    """
+
+    keys: tuple[Float32, ...] = field(repr=False)
+    values: tuple[Float32, ...] = field(repr=False)
+
+    @property
+    def count(self) -> int:
+        """How many positions it takes."""
+        return len(self.keys[0])
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
     """A verified adapter of one base model.
 
@@ -140,7 +158,8 @@ class Adapter:
         added: canonical name -> vector added to the base's bias.
         invocation: of an activated LoRA: tokens after which it applies; None: it always does.
         vectors: of a prompt adapter, which changes no tensor: [n, hidden_size], rows of the
-            embedding after `embed_scale` that stand in front of the prompt. None: it is none.
+            embedding after `embed_scale` that stand in front of the prompt. None: it has none.
+        prefix: of one of prefix tuning.
     """
 
     name: str
@@ -150,11 +169,17 @@ class Adapter:
     added: Mapping[str, Float32] = field(repr=False, default_factory=dict)
     invocation: tuple[int, ...] | None = None
     vectors: Float32 | None = field(repr=False, default=None)
+    prefix: Prefix | None = None
 
     @property
     def rank(self) -> int:
         """The highest rank; 0 without low-rank changes."""
         return max((tensor.rank for tensor in self.tensors.values()), default=0)
+
+    @property
+    def of_prompt(self) -> bool:
+        """Whether it is a prompt adapter, which changes no tensor."""
+        return self.vectors is not None or self.prefix is not None
 
     @property
     def targets(self) -> frozenset[str]:

@@ -332,11 +332,14 @@ class Scheduler:
         )
         if start:  # before it is invoked an activated adapter's blocks are the base's
             owner.media, owner.adapter_start = ((start, identity.encode()),), start
+            owner.boundary = start
         sampling = request.sampling
         if sampling.prompt_logprobs is not None:
             owner.prompt_logprobs = [None] * len(request.prompt_token_ids)
         stops = self.end_tokens(request)
         owner.virtual_tokens = virtual_tokens(request)
+        if any(use.prefix for use in request.adapters):
+            owner.boundary = owner.virtual_tokens
         prompt = (*(0,) * owner.virtual_tokens, *request.prompt_token_ids)
         room = self.max_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
         if request.pooling is not None:

@@ -61,6 +61,8 @@ class RequestState:
             are in memory); until then all its choices are held.
         adapter_slot: where its adapters are; 0: it has none.
         adapter_start: position from which they apply.
+        boundary: position that no chunk of its prompt crosses: where its adapters begin to apply,
+            or where keys and values that an adapter brings end; 0 without.
         virtual_tokens: of its sequences' tokens, how many stand for a prompt adapter's vectors.
         cached_tokens: prompt tokens found in the prefix cache at the leader's first admission,
             virtual ones included.
@@ -79,6 +81,7 @@ class RequestState:
     awaits: set[str] = field(default_factory=set)
     adapter_slot: int = 0
     adapter_start: int = 0
+    boundary: int = 0
     virtual_tokens: int = 0
     cached_tokens: int | None = None
     beams: BeamGroup | None = None

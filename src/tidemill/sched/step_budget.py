@@ -87,8 +87,8 @@ class StepBudget:
             return Chunk(self._whole(seq, start))
         builder, cost = self._builder, self._state.cost
         most = min(seq.known - start, builder.budget)
-        if start < seq.owner.adapter_start:  # a row is of the base or of an adapter
-            most = min(most, seq.owner.adapter_start - start)
+        if start < seq.owner.boundary:
+            most = min(most, seq.owner.boundary - start)
         if not cost.ready:
             return Chunk(max(0, min(most, self._tokens - (self._budget - builder.budget))))
         seconds = self._seconds(seq)

@@ -17,6 +17,8 @@ from tidemill.models import tensors as names
 from tidemill.models.adapters import Adapter, Changes, Product
 from tidemill.models.quantization import to_float32
 from tidemill.worker.machine import available_memory
+from tidemill.worker.prefixes import PrefixBlocks, blocks_of
+from tidemill.worker.prefixes import nbytes as prefix_bytes
 
 if TYPE_CHECKING:
     from tidemill.loading.parts import ModelFiles
@@ -33,7 +35,8 @@ class AdapterLoader:
 
     Attributes:
         soft_prompts: float32 [vectors, hidden_size] of the prompt adapters, by slot; the backend
-            knows nothing of these slots.
+            knows nothing of these slots. One of prefix tuning has none of these vectors.
+        prefixes: keys and values of adapters of prefix tuning, by slot.
     """
 
     def __init__(self, backend: Backend, config: EngineConfig) -> None:
@@ -41,6 +44,7 @@ class AdapterLoader:
         self._config = config
         self._base: ModelFiles | None = None  # opened for the first adapter
         self.soft_prompts: dict[int, Float32] = {}
+        self.prefixes: dict[int, PrefixBlocks] = {}
 
     def room(self) -> tuple[int, int]:
         """See `Executor.adapter_room`."""
@@ -50,7 +54,7 @@ class AdapterLoader:
     def load(self, slot: int, uses: tuple[AdapterUse, ...]) -> AdapterInfo:
         """See `Executor.load_adapters`."""
         adapters = [self._read(use) for use in uses]
-        if any(adapter.vectors is not None for adapter in adapters):
+        if any(adapter.of_prompt for adapter in adapters):
             return self._load_prompt(slot, adapters, uses)
         changes = [a.changes(self._weight) for a in adapters]
         if len(uses) > 1 or uses[0].scale != 1.0:
@@ -67,6 +71,7 @@ class AdapterLoader:
 
     def unload(self, slot: int) -> None:
         """See `Executor.unload_adapters`."""
+        self.prefixes.pop(slot, None)
         if self.soft_prompts.pop(slot, None) is None:
             self._backend.unload_adapter(slot - 1)
 
@@ -75,15 +80,23 @@ class AdapterLoader:
     ) -> AdapterInfo:
         """Load a prompt adapter, which is one that is used alone."""
         for adapter, use in zip(adapters, uses, strict=True):
-            if adapter.vectors is not None and (len(uses) > 1 or use.scale != 1.0):
+            if adapter.of_prompt and (len(uses) > 1 or use.scale != 1.0):
                 raise _no_sum(use, "it is a prompt adapter")
         [adapter] = adapters
-        assert adapter.vectors is not None
-        self.soft_prompts[slot] = adapter.vectors
+        if (prefix := adapter.prefix) is not None:
+            blocks = blocks_of(prefix, self._backend)
+            self.prefixes[slot] = blocks
+            self.soft_prompts[slot] = np.zeros((0, self._backend.spec.hidden_size), np.float32)
+            taken, count = prefix_bytes(blocks), prefix.count
+        else:
+            assert adapter.vectors is not None
+            self.soft_prompts[slot] = adapter.vectors
+            taken, count = adapter.vectors.nbytes, len(adapter.vectors)
         return AdapterInfo(
             digest=adapter.digest.hex(),
-            nbytes=adapter.vectors.nbytes,
-            virtual_tokens=len(adapter.vectors),
+            nbytes=taken,
+            virtual_tokens=count,
+            prefix=prefix is not None,
         )
 
     def _read(self, use: AdapterUse) -> Adapter:

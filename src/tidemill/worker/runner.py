@@ -95,6 +95,7 @@ class RunnerHandle:
         outputs = self._handle.result()
         runner = self._runner
         runner.ended(self.step)
+        runner.place_prefixes(self.step)
         runner.inputs.accept(self.step, outputs.sampled)
         pooled = runner.pooled(self.step, outputs) if self.step.poolings else {}
         speculation = runner.speculation
@@ -178,6 +179,13 @@ class Runner:
     def ended(self, step: PreparedStep) -> None:
         """A step has its outputs."""
         self._in_flight.discard(step.plan.step_id)
+
+    def place_prefixes(self, step: PreparedStep) -> None:
+        """Put keys and values that adapters bring where the step computed their placeholders."""
+        if self._adapters is not None and (prefixes := self._adapters.prefixes):
+            from tidemill.worker.prefixes import place
+
+            place(self.backend, self.inputs.sequences, step, prefixes)
 
     def add_loaded(self, name: str, drafter: LoadedDrafter) -> None:
         """As `add_drafter`, of one that holds memory; it is closed with the runner."""

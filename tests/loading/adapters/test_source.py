@@ -100,7 +100,7 @@ def test_the_digest_names_values_and_settings(base: ModelFiles, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "param", "kind"),
     [
-        ({"peft_type": "PREFIX_TUNING"}, "peft_type", ErrorKind.UNSUPPORTED),
+        ({"peft_type": "LOHA"}, "peft_type", ErrorKind.UNSUPPORTED),
         ({"layer_replication": [[0, 1]]}, "layer_replication", ErrorKind.UNSUPPORTED),
         ({"use_qalora": True}, "use_qalora", ErrorKind.UNSUPPORTED),
         ({"brand_new": 1}, "brand_new", ErrorKind.UNSUPPORTED),
@@ -175,6 +175,23 @@ def test_a_prompt_adapter_is_vectors(kind: str, base: ModelFiles, tmp_path: Path
     assert not adapter.targets and len(adapter.digest) == 16
     other = open_adapter(write_prompt_adapter(tmp_path / "b", _VECTORS + 1, **settings), base)
     assert other.digest != adapter.digest
+
+
+def test_a_prefix_is_keys_and_values(base: ModelFiles, tmp_path: Path) -> None:
+    table = np.arange(3 * 64, dtype=np.float32).reshape(3, 64)
+    settings = {"peft_type": "PREFIX_TUNING", "num_layers": 2, "num_attention_heads": 2}
+    folder = write_prompt_adapter(tmp_path / "a", table, **settings, token_dim=16)
+    prefix = open_adapter(folder, base).prefix
+    assert prefix is not None and prefix.count == 3
+    for layer in range(2):
+        for i, found in enumerate((prefix.keys[layer], prefix.values[layer])):
+            begin = 32 * layer + 16 * i
+            assert (found == table[:, begin : begin + 16].reshape(3, 2, 8)).all()
+    for wrong in ({"num_layers": 3}, {"num_attention_heads": 4}, {"token_dim": 32}):
+        write_prompt_adapter(tmp_path / "a", table, **{**settings, "token_dim": 16, **wrong})
+        with pytest.raises(TidemillError) as raised:
+            open_adapter(folder, base)
+        assert raised.value.param in wrong
 
 
 def test_vectors_are_multiplied_where_transformers_multiplies_them(

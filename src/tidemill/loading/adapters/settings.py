@@ -84,7 +84,8 @@ def read_settings(config: Mapping[str, Any]) -> LoraSettings:
     if kind != "LORA":
         raise unsupported(
             "peft_type",
-            f"peft_type {str(kind)[:40]!r} is not supported; LORA, PROMPT_TUNING and P_TUNING are",
+            f"peft_type {str(kind)[:40]!r} is not supported; LORA, PROMPT_TUNING, P_TUNING "
+            "and PREFIX_TUNING are",
         )
     for key, value in config.items():
         if key not in _NEUTRAL and key not in _READ and value not in _OFF:

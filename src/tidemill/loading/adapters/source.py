@@ -53,7 +53,7 @@ def _open_folder(folder: Path, base: ModelFiles, family: Family) -> Adapter:
     config = folder / CONFIG
     document = read_object(config)
     if document.get("peft_type") in prompt.KINDS:
-        return _open_prompt(folder, document, base)
+        return _open_prompt(folder, document, base, family)
     try:
         settings = read_settings(document)
     except TidemillError as error:
@@ -82,13 +82,19 @@ def _stored(folder: Path) -> tuple[Path, Mapping[str, StoredTensor]]:
     return weights, safetensors.read_file(weights)
 
 
-def _open_prompt(folder: Path, document: dict[str, Any], base: ModelFiles) -> Adapter:
+def _open_prompt(
+    folder: Path, document: dict[str, Any], base: ModelFiles, family: Family
+) -> Adapter:
     weights, stored = _stored(folder)
+    digest = _digest(str(document["peft_type"]), stored)
     try:
+        if document["peft_type"] == prompt.PREFIX:
+            prefix = prompt.read_prefix(document, stored, base.spec, family.stored)
+            return Adapter(folder.name, digest, prefix=prefix)
         vectors = prompt.read_prompt(document, stored, base.spec)
     except TidemillError as error:
         raise in_file(error, folder / CONFIG if error.param in document else weights) from error
-    return Adapter(folder.name, _digest(str(document["peft_type"]), stored), vectors=vectors)
+    return Adapter(folder.name, digest, vectors=vectors)
 
 
 def _open_gguf(path: Path, base: ModelFiles, family: Family) -> Adapter:
