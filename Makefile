@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models batches stalls explanations audit sanitizers neon clean fuzz pulls rollouts fuzz-config
+.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -171,6 +171,9 @@ stalls: test-install ## what large and hostile requests cost other streams and p
 
 explanations: test-install ## do explanations of 200 requests under load agree with their clients' clock (a minute)
 	PYTHONPATH=tests $(BIN)/python -m load.clock $(ARGS)
+
+monitoring: test-install ## a real Prometheus takes the dashboard's queries and the alerts (Debian's prometheus)
+	PYTHONPATH=tests $(BIN)/python -m load.monitoring $(ARGS)
 
 rollouts: test-install ## how often rollouts decide rightly, simulated; the table of docs/rollouts.md (15 minutes)
 	PYTHONPATH=tests $(BIN)/python -m rollouts.run --write $(ARGS)

@@ -51,6 +51,12 @@ def test_names_of_vllm(server: ServerMetrics) -> None:
     assert found[f"vllm:request_decode_time_seconds_sum{{{of}}}"] == 2
 
 
+def test_openmetrics_has_the_same_names(server: ServerMetrics) -> None:
+    server.aliases = "vllm"
+    text, _ = server.render("application/openmetrics-text")
+    assert b'\nvllm:prompt_tokens_total{engine="0",model_name="m"} 30.0\n' in text
+
+
 def test_values_of_labels_are_those_of_that_server(server: ServerMetrics) -> None:
     server.aliases = "vllm"
     name = "vllm:request_success_total"

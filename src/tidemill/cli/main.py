@@ -48,6 +48,7 @@ COMMANDS = {
     "quotas": ("quotas", "quotas"),
     "usage": ("usage", "usage"),
     "explain": ("explain", "explain"),
+    "dashboards": ("dashboards", "dashboards"),
     "profile": ("profile", "profile"),
     "audit": ("audit", "audit"),
     "db": ("db", "db"),

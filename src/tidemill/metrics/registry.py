@@ -231,10 +231,11 @@ class ServerMetrics:
             accept: of the request: OpenMetrics, which has exemplars, where it wants that.
         """
         if "application/openmetrics-text" in accept:
-            from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
+            from prometheus_client.openmetrics.exposition import ALLOWUTF8, CONTENT_TYPE_LATEST
             from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 
-            return openmetrics(self), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+            # The library's other escapings turn the colon of an alias into an underscore.
+            return openmetrics(self, escaping=ALLOWUTF8), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
         return generate_latest(self), CONTENT_TYPE
 
     def collect(self) -> Iterator[Metric]:
