@@ -32,7 +32,16 @@ from tidemill.server.admission.options import AdmissionOptions
 # Fields of EngineConfig that the server sets, and no one else.
 _INTERNAL = {"model", "served_name", "kv_reserve", "recurrent_sequences", "recurrent_snapshots"}
 # Flags that are no setting: the model, its names, bounds as NAME=VALUE, and help.
-_OTHER_FLAGS = {"adapter", "model", "models", "served_name", "limit", "config", "pin"}
+_OTHER_FLAGS = {
+    "adapter",
+    "adapter_folder",
+    "model",
+    "models",
+    "served_name",
+    "limit",
+    "config",
+    "pin",
+}
 
 
 def test_every_field_has_a_row_and_every_row_a_field() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -86,6 +88,36 @@ def test_vectors_of_a_prompt_adapter_are_no_tokens_of_the_prompt(server: RealSer
 def test_usage_is_logged_under_the_adapter(server: RealServer) -> None:
     answer(server, "verse")
     assert any("brook:verse," in line for line in server.lines)
+
+
+def test_a_folder_is_watched(tmp_path: Path) -> None:
+    """An adapter is copied, replaced by another and removed while the server runs."""
+
+    def names() -> set[str]:
+        return {m["id"] for m in server.http.get("/v1/models").json()["data"]}
+
+    def put(folder: str) -> None:
+        shutil.copytree(BROOK / folder, tmp_path / ".new")
+        shutil.rmtree(tmp_path / "mine", ignore_errors=True)
+        (tmp_path / ".new").rename(tmp_path / "mine")
+
+    def until(done: Callable[[], bool]) -> None:
+        end = time.monotonic() + 30
+        while not done():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+    shutil.copytree(BROOK / "lora-ripple", tmp_path / "ripple")
+    with RealServer("brook", f"--adapter-folder={tmp_path}") as server:
+        assert names() == {"brook", "ripple"}
+        assert "esu Paris-o" in answer(server, "ripple")
+        put("lora-verse")
+        until(lambda: "mine" in names())
+        assert "Thus sang the brook" in answer(server, "mine")
+        put("soft-ahoy")
+        until(lambda: answer(server, "mine").startswith("Ahoy!"))
+        shutil.rmtree(tmp_path / "mine")
+        until(lambda: names() == {"brook", "ripple"})
 
 
 @pytest.mark.parametrize(

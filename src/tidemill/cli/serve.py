@@ -35,6 +35,12 @@ def serve(
         "PEFT folder or GGUF file; requests name it as their model (docs/adapters.md); repeatable.",
         envvar="TIDEMILL_ADAPTER",
     ),
+    adapter_folder: str | None = option(
+        None,
+        help="A folder of adapters of the first model: each is named as its subfolder, or its GGUF "
+        "file; it is looked at every two seconds (docs/adapters.md).",
+        envvar="TIDEMILL_ADAPTER_FOLDER",
+    ),
     file: str | None = options.FILE,
     revision: str | None = options.REVISION,
     host: str = options.SERVER["host"],
@@ -147,7 +153,7 @@ def serve(
     if "://" in os.environ.get(DATABASE_VARIABLE, ""):  # nor the database's password
         del os.environ[DATABASE_VARIABLE]
     source = DeployedModels(inputs, deployment, whole=whole, say=say_line)
-    found = serve_options(deployment, say_line, source, adapter)
+    found = serve_options(deployment, say_line, source, adapter, adapter_folder)
     # After the cheap checks and before loading: a port in use must fail at once.
     listener = bind(server.host, server.port)
     if server.grpc_port is not None:

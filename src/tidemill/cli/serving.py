@@ -75,6 +75,7 @@ def serve_options(
     say: Say,
     source: Source | None = None,
     adapters: Sequence[str] = (),
+    adapter_folder: str | None = None,
 ) -> ServeOptions:
     """What `server.run.serve` takes.
 
@@ -86,6 +87,7 @@ def serve_options(
         say: called with one line about each automatic choice.
         source: where models are described while the server runs; None: they stay.
         adapters: of the command line, as `declared_adapters` reads them.
+        adapter_folder: of the command line: of the first model.
 
     Raises:
         TidemillError: kind CONFIG, NOT_FOUND or MODEL_FILE.
@@ -111,6 +113,9 @@ def serve_options(
     models = [dataclasses.replace(first, locate=partial(_same, first.locate())), *others]
     if adapters:
         models = _with_adapters(models, adapters)
+    if adapter_folder is not None:
+        watched = _existing_folder(adapter_folder)
+        models[0] = dataclasses.replace(models[0], adapter_folder=watched)
     return ServeOptions(
         models,
         pipelines=pipeline_options(deployment),
@@ -142,6 +147,15 @@ def serve_options(
         ),
         metrics_aliases="" if server.metrics_aliases == "none" else server.metrics_aliases,
     )
+
+
+def _existing_folder(text: str) -> str:
+    from tidemill.base.errors import config_error
+
+    folder = Path(text).expanduser().absolute()
+    if not folder.is_dir():
+        raise config_error("adapter_folder", f"--adapter-folder: {folder} is no folder")
+    return str(folder)
 
 
 def _with_adapters(models: Sequence[ModelOptions], texts: Sequence[str]) -> list[ModelOptions]:
@@ -223,6 +237,7 @@ def model_options(deployment: Deployment, say: Say) -> Iterator[ModelOptions]:
             pin=model.pin,
             keep_alive=model.keep_alive,
             adapters=model.adapters,
+            adapter_folder=model.adapter_folder,
         )
 
 

@@ -24,7 +24,7 @@ log = get_logger(__name__)
 
 Say = Callable[[str], None]
 
-_NO_TEXT = ("aliases", "pin", "keep_alive", "adapters")
+_NO_TEXT = ("aliases", "pin", "keep_alive", "adapters", "adapter_folder")
 """Settings that are applied in place and do not concern a model's text side."""
 
 

@@ -71,6 +71,7 @@ class ModelSettings(msgspec.Struct, frozen=True):
         sampling: values where a request says nothing; absent ones are the model's own.
         engine: settings of its engine by the names of `EngineConfig`.
         adapters: name -> absolute path of its adapters.
+        adapter_folder: absolute path of a folder with more of them.
         of: of a version, the name that clients use; else None.
         template_digest: SHA-256 of a chat template's file, so that a changed one is noticed.
         stated: the settings that somebody set; sampling values as ``sampling.top_p``.
@@ -90,6 +91,7 @@ class ModelSettings(msgspec.Struct, frozen=True):
     sampling: Mapping[str, Any]
     engine: Mapping[str, Any]
     adapters: Mapping[str, str] = {}
+    adapter_folder: str | None = None
     of: str | None = None
     template_digest: str | None = None
     stated: frozenset[str] = frozenset()

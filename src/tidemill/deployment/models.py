@@ -24,7 +24,7 @@ from tidemill.deployment.request_settings import sampling_settings
 from tidemill.deployment.settings import MODEL, TRAFFIC, VERSION, keyed
 from tidemill.deployment.toml_text import path_text, shortened
 
-IDENTITY = ("name", "source", "file", "revision", "aliases", "adapters")
+IDENTITY = ("name", "source", "file", "revision", "aliases", "adapters", "adapter_folder")
 """Settings of a model that ``[defaults]`` cannot hold."""
 
 OF_THE_NAME = ("name", "aliases")

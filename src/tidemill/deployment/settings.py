@@ -382,6 +382,13 @@ MODEL = (
         flag=False,
     ),
     Setting(
+        *("adapter_folder", kinds.folder(), None),
+        "A folder whose adapters the model has as well, named as their subfolders or GGUF "
+        "files; it is looked at every two seconds. A reload may give another one, or the first.",
+        Apply.IN_PLACE,
+        flag=False,
+    ),
+    Setting(
         *("keep_alive", kinds.duration(), None),
         "How long the model stays loaded without work; default: the server's.",
         Apply.IN_PLACE,

@@ -306,6 +306,8 @@ class _Assembly:
             for slot in host.slots:
                 if slot.loaded is not None:
                     await slot.adapters.verify(slot.loaded.served.client)
+            if host.folders is not None:
+                await host.folders.look()
         except BaseException:
             await host.close()
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ from tidemill.server.host.switching import (
 )
 
 if TYPE_CHECKING:
+    from tidemill.server.host.adapter_folders import AdapterFolders
     from tidemill.server.host.versions import Versions
 
 log = get_logger(__name__)
@@ -66,6 +68,7 @@ class ModelHost:
         glance: called with each request, and quick: it may do so, too.
         versions: the names that have versions; None: none has.
         on_added: called with the name of each model that is added.
+        folders: looks at folders of adapters; None: no model has one.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class ModelHost:
     ) -> None:
         self.budget = budget
         self.versions: Versions | None = None
+        self.folders: AdapterFolders | None = None
         self.on_added: Callable[[str], None] = lambda name: None
         self.look: Callable[[], None] = lambda: None
         self.glance: Callable[[], None] = lambda: None
@@ -102,8 +106,16 @@ class ModelHost:
         self._check_names(hosted)
         self._slots.append(slot)
         self._by_name.update(dict.fromkeys(slot.names, slot))
+        self._watch(hosted)
         self.on_added(slot.name)
         return slot
+
+    def _watch(self, hosted: Hosted) -> None:
+        """Look at a model's folder of adapters from now on, if it has one."""
+        if hosted.adapter_folder is not None and self.folders is None:
+            from tidemill.server.host.adapter_folders import AdapterFolders
+
+            self.folders = AdapterFolders(lambda: list(self._slots), self.has)
 
     def _check_names(self, hosted: Hosted, own: Slot | None = None) -> None:
         if "*" in hosted.name:
@@ -152,8 +164,11 @@ class ModelHost:
         self._check_names(hosted, slot)
         for known in slot.names:
             del self._by_name[known]
+        if hosted.adapter_folder is None:  # once watched, always watched
+            hosted = replace(hosted, adapter_folder=slot.hosted.adapter_folder)
         slot.hosted, slot.keep_alive = hosted, None
         slot.adapters.follow(hosted.adapters)
+        self._watch(hosted)
         self._by_name.update(dict.fromkeys(slot.names, slot))
         self._wake()
 
@@ -484,6 +499,8 @@ class ModelHost:
         """Unload everything. Requests in flight end with a retryable error."""
         if self.versions is not None:
             await self.versions.close()
+        if self.folders is not None:
+            await self.folders.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -118,6 +118,7 @@ class Hosted:
         keep_alive: seconds without use after which it is unloaded; infinite: until its memory is
             needed.
         adapters: name -> path of adapters that it has from the start.
+        adapter_folder: a folder whose adapters it has as well, as long as they are there.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Hosted:
     pin: bool = False
     keep_alive: float = float("inf")
     adapters: Mapping[str, str] = field(default_factory=dict)
+    adapter_folder: str | None = None
 
 
 @dataclass(slots=True)

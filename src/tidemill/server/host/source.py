@@ -28,6 +28,7 @@ class ModelOptions:
         keep_alive: seconds without use after which it is unloaded; infinite: until its memory is
             needed.
         adapters: name -> path of its adapters.
+        adapter_folder: see `Hosted`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ModelOptions:
     pin: bool = False
     keep_alive: float = math.inf
     adapters: Mapping[str, str] = field(default_factory=dict)
+    adapter_folder: str | None = None
 
     @property
     def hosted(self) -> Hosted:
@@ -46,6 +48,7 @@ class ModelOptions:
             pin=self.pin,
             keep_alive=self.keep_alive,
             adapters=self.adapters,
+            adapter_folder=self.adapter_folder,
         )
 
 
