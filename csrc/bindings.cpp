@@ -175,6 +175,30 @@ void import_layer(Executor& e, int layer, const Blocks& blocks, const Bytes& key
   });
 }
 
+// Bytes of blocks in the cache's own form.
+void check_raw(const KvCache& cache, int64_t group, const Blocks& blocks, size_t bytes) {
+  cache.check_blocks(group, blocks.data(), static_cast<int64_t>(blocks.size()));
+  if (bytes != blocks.size() * static_cast<size_t>(cache.block_bytes(group))) {
+    throw internal_error("these bytes are not so many blocks of this cache");
+  }
+}
+
+void read_blocks(Executor& e, int64_t group, const Blocks& blocks, const WritableBytes& out) {
+  nb::gil_scoped_release release;
+  e.beside_steps([&](KvCache& cache) {
+    check_raw(cache, group, blocks, out.size());
+    cache.read_blocks(group, blocks.data(), static_cast<int64_t>(blocks.size()), out.data());
+  });
+}
+
+void write_blocks(Executor& e, int64_t group, const Blocks& blocks, const Bytes& data) {
+  nb::gil_scoped_release release;
+  e.beside_steps([&](KvCache& cache) {
+    check_raw(cache, group, blocks, data.size());
+    cache.write_blocks(group, blocks.data(), static_cast<int64_t>(blocks.size()), data.data());
+  });
+}
+
 void bind_executor(nb::module_& m) {
   nb::class_<Handle>(m, "Handle")
       .def("set_mask", &Handle::set_mask, "row"_a, "draft"_a, "bits"_a)
@@ -274,6 +298,8 @@ void bind_executor(nb::module_& m) {
              nb::gil_scoped_release release;
              return e.peak(static_cast<ActType>(act));
            })
+      .def("read_blocks", &read_blocks)
+      .def("write_blocks", &write_blocks)
       .def("progress", &Executor::progress)
       .def("close", &Executor::close, nb::call_guard<nb::gil_scoped_release>());
 }

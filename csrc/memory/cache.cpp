@@ -183,4 +183,28 @@ void KvCache::import_layer(int layer_index, const int32_t* blocks, int64_t count
   });
 }
 
+void KvCache::read_blocks(int64_t g, const int32_t* blocks, int64_t count, uint8_t* out) const {
+  check_blocks(g, blocks, count);
+  for (int64_t i = 0; i < count; ++i) {
+    for (int l : group(g).layers) {
+      const KvLayer& kv = layer(l);
+      const auto size = static_cast<size_t>(kv.block_stride);
+      std::memcpy(out, kv.base + blocks[i] * kv.block_stride, size);
+      out += size;
+    }
+  }
+}
+
+void KvCache::write_blocks(int64_t g, const int32_t* blocks, int64_t count, const uint8_t* data) {
+  check_blocks(g, blocks, count);
+  for (int64_t i = 0; i < count; ++i) {
+    for (int l : group(g).layers) {
+      const KvLayer& kv = layer(l);
+      const auto size = static_cast<size_t>(kv.block_stride);
+      std::memcpy(kv.base + blocks[i] * kv.block_stride, data, size);
+      data += size;
+    }
+  }
+}
+
 }  // namespace tidemill

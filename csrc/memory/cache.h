@@ -72,6 +72,10 @@ class KvCache {
   void import_layer(int layer, const int32_t* blocks, int64_t count, const void* keys,
                     const void* values, const float* key_scales, const float* value_scales,
                     ThreadPool& pool);
+  // Blocks as they lie in memory, layer after layer: block_bytes(g) bytes each, one after the other. What
+  // they mean depends on the instruction set and the build. Steps may run that touch none of them.
+  void read_blocks(int64_t g, const int32_t* blocks, int64_t count, uint8_t* out) const;
+  void write_blocks(int64_t g, const int32_t* blocks, int64_t count, const uint8_t* data);
   // A step is about to use blocks of group g up to this one.
   void reached(int64_t g, int64_t block) const {
     if (prefault_) prefault_->reached(g, block);

@@ -73,11 +73,17 @@ void Executor::check_open() const {
 int64_t Executor::kv_bytes() const { return cache_ ? cache_->bytes() : 0; }
 
 void Executor::allocate_cache(const std::vector<int64_t>& num_blocks, int64_t states) {
-  with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.allocate(num_blocks, states); });
+  with_idle_cache([&](KvCache& cache, ThreadPool&) {
+    std::lock_guard lock(moving_);
+    cache.allocate(num_blocks, states);
+  });
 }
 
 void Executor::retype_cache(int type) {
-  with_idle_cache([&](KvCache& cache, ThreadPool&) { cache.retype(static_cast<KvType>(type)); });
+  with_idle_cache([&](KvCache& cache, ThreadPool&) {
+    std::lock_guard lock(moving_);
+    cache.retype(static_cast<KvType>(type));
+  });
 }
 
 std::shared_ptr<Step> Executor::submit(StepInput input) {
@@ -163,7 +169,7 @@ void Executor::close() {
   closed_ = true;
   weights_.close();
   if (queue_) queue_->close();
-  std::lock_guard lock(running_);
+  std::scoped_lock lock(running_, moving_);
   if (cache_) cache_->free();
   weights_.free();
 }

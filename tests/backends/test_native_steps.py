@@ -361,6 +361,45 @@ def test_exported_blocks_restore_the_same_bits(kv_dtype: str) -> None:
         driver.backend.close()
 
 
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "int4"])
+def test_raw_blocks_restore_the_same_bits_while_a_step_waits(kv_dtype: str) -> None:
+    spec = with_windows(make_spec(vocab=101), [None, 24, None])
+    tokens = np.random.default_rng(4).integers(0, 101, 50).tolist()
+    made = []
+    for _ in range(2):
+        backend = native.load(spec, make_tensors(spec), options(kv_dtype=kv_dtype, threads=2))
+        made.append(BackendDriver(backend, 16))
+    source, target = made
+    a, b = source.sequence(tokens), target.sequence(tokens)
+    source.run([(a, 49)])
+    b.computed = 49
+    inputs = target.inputs([(b, 1)])
+    busy = []
+    for driver in made:
+        waiting = driver.inputs([(driver.sequence([9]), 1)], sample=True)
+        waiting.await_mask[0] = 1
+        busy.append(driver.backend.submit(waiting))
+    for group, nbytes in enumerate(source.backend.block_bytes()):
+        blocks = np.array(a.tables[group], np.int32)
+        data = np.empty(len(blocks) * nbytes, np.uint8)
+        source.backend.read_blocks(group, blocks, data)
+        target.backend.write_blocks(group, np.array(b.tables[group], np.int32), data)
+        with pytest.raises(TidemillError, match="blocks of this cache"):
+            target.backend.write_blocks(group, blocks, data[:-1])
+        with pytest.raises(TidemillError, match="is not one of"):
+            source.backend.read_blocks(group, blocks + 10_000, data)
+    for handle in busy:
+        handle.set_mask(0, 0, mask(1))
+        assert handle.result().sampled[0] == 1
+    expected = source.run([(a, 1)]).logits
+    assert np.array_equal(target.backend.submit(inputs).result().logits, expected)
+    for driver in made:
+        driver.backend.close()
+    with pytest.raises(TidemillError) as caught:
+        source.backend.read_blocks(0, blocks, data)
+    assert caught.value.kind is ErrorKind.UNAVAILABLE
+
+
 def test_pages_of_blocks_are_given_back_and_others_stay() -> None:
     spec = with_windows(make_spec(vocab=101), [None, 24, None])
     backend = native.load(spec, make_tensors(spec), options(kv_dtype="float32"))

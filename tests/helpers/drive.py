@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from helpers.fake_backend import FakeBackend, tiny_spec
 
@@ -12,10 +13,14 @@ from tidemill.contract.request import ChoiceOutput, EngineRequest, RequestError
 from tidemill.contract.sampling import SamplingParams
 from tidemill.engine.core import DEPTH
 from tidemill.memory.lease import KVMemory
+from tidemill.memory.tiers import Tiers
 from tidemill.sched.policy import Limits
 from tidemill.sched.scheduler import Scheduler
 from tidemill.sched.sequence import Emission
 from tidemill.worker.runner import Runner, RunnerHandle
+from tidemill.worker.tiers.disk import DiskTier
+from tidemill.worker.tiers.mover import Mover
+from tidemill.worker.tiers.ram import RamTier
 
 EOS = 3
 
@@ -89,6 +94,8 @@ class Machine:
     """Scheduler, worker and fake backend in one thread; every step is checked.
 
     Attributes:
+        mover: moves a block when a test says so (`Mover.work`), or `run` has nothing else to do;
+            there with `ram`, blocks, or `disk`.
         now: seconds of the scheduler's clock, which stands still unless a test sets it.
     """
 
@@ -108,6 +115,9 @@ class Machine:
         layers: int = 0,
         speculate: str = "off",
         always_draft: bool = True,
+        ram: int = 0,
+        disk: Path | None = None,
+        disk_limit: int = 2**30,
     ) -> None:
         self.vocab = vocab
         self.memory = KVMemory((num_blocks,) * groups, block_size, prefix_caching=prefix_caching)
@@ -122,11 +132,25 @@ class Machine:
             always_draft=always_draft,
         )
         self.now = 0.0
-        self.scheduler = Scheduler(self.memory, limits, (EOS,), clock=lambda: self.now)
         self.backend = FakeBackend(tiny_spec(vocab, groups), block_size)
         self.backend.layers = layers
         self.backend.allocate_cache((num_blocks,) * groups)
         self.runner = Runner(self.backend, max_model_len, slots=2)
+        self.mover: Mover | None = None
+        tiers = None
+        if ram or disk is not None:
+            nbytes = sum(self.backend.block_bytes())
+            self.mover = self.runner.mover = Mover(
+                self.backend,
+                RamTier(ram * nbytes) if ram else None,
+                DiskTier(disk, disk_limit, b"i" * 32, nbytes, self.backend.checksum)
+                if disk is not None
+                else None,
+            )
+            self.mover.report = lambda report: self.take(self.scheduler.moved(report))
+            args = self.memory, self.runner.tiers, nbytes, 2 * max_step_tokens // block_size
+            tiers = Tiers(*args, self.runner.tier_of, self.runner.move)
+        self.scheduler = Scheduler(self.memory, limits, (EOS,), tiers=tiers, clock=lambda: self.now)
         self.collected: dict[tuple[str, int], Collected] = {}
         self.plans: list[StepPlan] = []
         self.in_flight: list[tuple[StepPlan, RunnerHandle]] = []
@@ -189,7 +213,7 @@ class Machine:
     def run(self, limit: int = 10_000) -> None:
         """Step until nothing is left."""
         for _ in range(limit):
-            if not self.step():
+            if not self.step() and not (self.mover is not None and self.mover.work()):
                 assert not self.scheduler.has_work, "work is left and no step is planned"
                 return
         raise AssertionError("the work does not end")

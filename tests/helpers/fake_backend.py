@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -162,6 +163,7 @@ class FakeBackend:
         self.cost: Callable[[StepInputs], float] | None = None
         self.fail_if: Callable[[StepInputs], Exception | None] = lambda inputs: None
         self.alter: Callable[[StepOutputs], object] = lambda outputs: None
+        self.on_read: Callable[[], object] = lambda: None
         self.steps = 0
         self.closed = False
         self.awake = True
@@ -384,6 +386,20 @@ class FakeBackend:
     def give_back_blocks(self, group: int, blocks: np.ndarray) -> None:
         self._caches[group][blocks] = UNWRITTEN
         self.given_back.append((group, blocks.tolist()))
+
+    def block_bytes(self) -> tuple[int, ...]:
+        return tuple(cache[0].nbytes for cache in self._caches)
+
+    def read_blocks(self, group: int, blocks: np.ndarray, out: np.ndarray) -> None:
+        self.on_read()
+        out[:] = self._caches[group][blocks].reshape(-1).view(np.uint8)
+
+    def write_blocks(self, group: int, blocks: np.ndarray, data: np.ndarray) -> None:
+        cache = self._caches[group]
+        cache[blocks] = data.view(np.int32).reshape(len(blocks), cache.shape[1])
+
+    def checksum(self, data: np.ndarray) -> int:
+        return zlib.crc32(data)
 
     def export_blocks(self, group: int, blocks: np.ndarray) -> object:
         raise NotImplementedError

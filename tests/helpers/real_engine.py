@@ -17,6 +17,7 @@ from tidemill.executor.base import Executor
 from tidemill.executor.inproc import InprocExecutor, OpenedExecutor
 from tidemill.worker.runner import Runner
 from tidemill.worker.speculate.drafter import Drafter
+from tidemill.worker.tiers.opening import open_tiers
 
 VOCAB = 131
 MAX_LEN = 256
@@ -47,9 +48,11 @@ def real_core(
     wrap: Callable[[Executor], Executor] = lambda executor: executor,
     change: Callable[[Backend], None] = lambda backend: None,
     drafter: Drafter | None = None,
+    tiers: EngineConfig | None = None,
 ) -> EngineCore:
     """Close it when done. `model`: one of `MODELS`; `wrap`: what stands before the executor;
-    `change`: called with the backend; `drafter`: stands for lookup."""
+    `change`: called with the backend; `drafter`: stands for lookup; `tiers`: has those
+    of the engine."""
     spec = make_spec(vocab=VOCAB, hidden=64, heads=4, kv_heads=2, head_dim=16, layers=2)
     spec = MODELS[model](spec)
     recurrent = spec.state_bytes > 0
@@ -88,6 +91,8 @@ def real_core(
     runner = Runner(loaded, MAX_LEN, slots=4, states=max_num_seqs if recurrent else 0)
     if drafter is not None:
         let_draft(runner, drafter)
+    if tiers is not None:
+        runner.mover = open_tiers(tiers, loaded, "random", lambda line: None)
     executor = InprocExecutor(runner)
     groups = len(spec.cache_groups())
     layers = len(spec.layers) if loaded.slices_layers and not recurrent else 0
@@ -99,5 +104,6 @@ def real_core(
         recurrent=recurrent,
         snapshots=snapshots,
         sliced_layers=layers,
+        tiers=runner.tiers,
     )
     return make_core(opened, config, depth=depth, always_draft=True).start()

@@ -504,10 +504,7 @@ class Backend(Protocol):
         outstanding."""
 
     def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
-        """Read blocks out in a portable form. No step may be in flight.
-
-        Tests alone call this until blocks move between engines (issue 43).
-        """
+        """Read blocks out in a portable form, for comparisons. No step may be in flight."""
 
     def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
         """Write blocks exported earlier. No step may be in flight."""
@@ -522,6 +519,22 @@ class Backend(Protocol):
 
     def machine_rates(self) -> MachineRates | None:
         """Measure what the machine can do (takes about 0.3 s, on any thread); None: not known."""
+
+    def block_bytes(self) -> tuple[int, ...]:
+        """Bytes of a block of each cache group in the backend's own form. Raises UNSUPPORTED where
+        blocks cannot leave the cache."""
+
+    def read_blocks(self, group: int, blocks: Int32, out: UInt8) -> None:
+        """Copy blocks, one after the other, into `out`, uint8 [blocks * block_bytes], in the
+        backend's own form: it means the same to an engine with equal weights, types, block size,
+        instruction set and build. Called on any thread, also while steps run; what a step writes to
+        these blocks meanwhile may be copied in part. Calls do not overlap."""
+
+    def write_blocks(self, group: int, blocks: Int32, data: UInt8) -> None:
+        """Write what `read_blocks` read. As there; no step in flight may touch these blocks."""
+
+    def checksum(self, data: UInt8) -> int:
+        """64 bits over bytes, against corruption. On any thread."""
 
     def progress(self) -> int:
         """A counter that advances while a step computes. It separates a slow step from a stalled

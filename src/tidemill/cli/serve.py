@@ -63,6 +63,8 @@ def serve(
     max_num_seqs: int = options.MAX_NUM_SEQS,
     max_step_tokens: int = options.MAX_STEP_TOKENS,
     kv_memory: str | None = options.KV_MEMORY,
+    kv_ram: str | None = options.KV_RAM,
+    kv_disk: str | None = options.KV_DISK,
     adapter_memory: str | None = options.ADAPTER_MEMORY,
     threads: int | None = options.THREADS,
     prefix_caching: bool = options.PREFIX_CACHING,

@@ -13,6 +13,7 @@ from typing import get_args
 import msgspec
 
 from tidemill.base.errors import config_error
+from tidemill.base.sizes import parse_size
 from tidemill.contract.speculation import read_setting
 
 BACKENDS = ("auto", "native", "torch", "transformers")
@@ -25,6 +26,7 @@ BLOCK_SIZES = (16, 32, 64, 128)
 HIGHEST = {
     "max_model_len": 2**31 - 1,
     "kv_memory": 2**60,
+    "kv_ram": 2**60,
     "adapter_memory": 2**60,
     "kv_reserve": 2**46,  # less than an address space
     "threads": 1024,
@@ -54,6 +56,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kv_memory: bytes for the KV cache; None: sized from free memory.
         kv_reserve: bytes that the KV cache can grow to while the engine runs; None: it only shrinks
             and grows back to its first size. Address space is taken for it, no memory.
+        kv_ram: bytes of memory for KV blocks that left the cache; None: none.
+        kv_disk: folder for KV blocks that outlive the process, and after a colon how many bytes they
+            may take (`base.sizes`); None: none. Engines may share it.
         adapter_memory: bytes that adapters (LoRA) may take; those used least recently leave first.
             None: an eighth of the memory that is free when the first one is loaded.
         threads: compute threads; None: the CPUs this process may use.
@@ -85,6 +90,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: int = 512
     kv_memory: int | None = None
     kv_reserve: int | None = None
+    kv_ram: int | None = None
+    kv_disk: str | None = None
     adapter_memory: int | None = None
     threads: int | None = None
     prefix_caching: bool = True
@@ -113,6 +120,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise config_error("speculate", f"speculate {error}") from None
         if not self.packed_cache:
             raise config_error("packed_cache", "packed_cache must be auto, off or a folder")
+        if self.kv_disk is not None:
+            folder_and_size(self.kv_disk)
+        if (self.kv_ram or self.kv_disk) and not self.prefix_caching:
+            name = "kv_ram" if self.kv_ram else "kv_disk"
+            raise config_error(name, f"{name} keeps what prefix caching finds, which is off")
         for name, highest in HIGHEST.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= highest:
@@ -130,6 +142,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """Hexadecimal identity of the configuration (SHA-256 of its canonical encoding)."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+
+def folder_and_size(text: str) -> tuple[str, int | None]:
+    """A `kv_disk` setting: the folder, and bytes or None.
+
+    Raises:
+        TidemillError: kind CONFIG.
+    """
+    folder, colon, size = text.rpartition(":")
+    if not colon:
+        folder, size = text, ""
+    if not folder or (colon and not size):
+        raise config_error("kv_disk", f"kv_disk must be a folder or FOLDER:SIZE, got {text!r}")
+    if not size:
+        return folder, None
+    try:
+        return folder, parse_size(size)
+    except ValueError:
+        if "/" in size:  # a colon in the path
+            return text, None
+        raise config_error(
+            "kv_disk", f"kv_disk: {size!r} is no size, such as 20GiB, in {text!r}"
+        ) from None
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

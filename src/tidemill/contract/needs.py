@@ -57,6 +57,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True, kw_only=True):
         step: working memory of the largest step, without its logits.
         sequence: logits of one sequence that a step samples.
         process: the interpreter, its libraries and the vocabulary.
+        ram_tier: KV blocks that left the cache (`--kv-ram`).
         facts: what the model is.
     """
 
@@ -74,6 +75,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     sequence: int
     process: int
+    ram_tier: int = 0
     facts: ModelFacts | None = None
 
     @property
@@ -109,4 +111,5 @@ class MemoryNeeds(msgspec.Struct, frozen=True, kw_only=True):
             sequences: that run at once.
         """
         cache = self.least_cache if cache is None else cache
-        return self.weight_bytes + cache + self.working(sequences) + self.process
+        working = self.working(sequences) + self.process + self.ram_tier
+        return self.weight_bytes + cache + working

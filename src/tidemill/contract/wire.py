@@ -19,6 +19,7 @@ import msgspec
 
 from tidemill.base.files import OpenedFile
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
+from tidemill.contract.moves import TierStats
 from tidemill.contract.profile import EngineProfile
 from tidemill.contract.request import AdapterUse, ChoiceOutput, EngineRequest, RequestError
 from tidemill.contract.speculation import LOOKUP
@@ -333,6 +334,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         predicted_seconds, measured_seconds: counters: over the steps whose time was predicted,
             what was predicted and what they took.
         last_predicted_seconds: of the latest such step; 0 when it was not predicted.
+        tiers: what lies below the device; empty without.
         loading: weights are still being packed: steps wait for those that they reach.
     """
 
@@ -368,6 +370,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     predicted_seconds: float = 0.0
     measured_seconds: float = 0.0
     last_predicted_seconds: float = 0.0
+    tiers: tuple[TierStats, ...] = ()
     loading: bool = False
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.base.errors import TidemillError
+from tidemill.base.sizes import exact_size
+from tidemill.contract.config import folder_and_size
 from tidemill.contract.quotas import Limits, parse_limits
 from tidemill.contract.request import ADAPTER_NAME, ADAPTER_NAME_RULE
 from tidemill.contract.speculation import available, read_setting
@@ -96,6 +98,17 @@ def _read_packed_cache(value: Any, base: Path) -> str:
     return str(found)
 
 
+def _read_kv_disk(value: Any, base: Path) -> str:
+    try:
+        folder, size = folder_and_size(str(kinds.text().read(value, base)))
+    except TidemillError as error:
+        raise ValueError(error.message) from None
+    found = kinds.absolute(folder, base)
+    if found.exists() and not found.is_dir():
+        raise ValueError(f"{found} is no folder")
+    return str(found) if size is None else f"{found}:{exact_size(size)}"
+
+
 def _check_version(version: str) -> None:
     from tidemill.server.host.rollout.traffic import parse_traffic
 
@@ -177,4 +190,5 @@ ADAPTERS = Kind("a table of names and paths of adapters", _read_adapters)
 LIMITS = Kind("a table of limits (docs/quotas.md)", _read_limits, show=_show_limits)
 ISA = Kind(f"one of {', '.join(ISAS)}", _read_isa)
 SPECULATE = Kind("one of " + ", ".join(map(literal, available())), _read_speculate)
+KV_DISK = Kind("a folder, or a folder, a colon and a size", _read_kv_disk)
 PACKED_CACHE = Kind('a folder, "auto" or "off"', _read_packed_cache)

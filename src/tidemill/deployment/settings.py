@@ -439,6 +439,17 @@ MODEL = (
     _engine("max_step_tokens", _bounded("max_step_tokens"), "Tokens computed per step."),
     _engine("kv_memory", kinds.size(), "KV cache size, such as 4GiB; default: from free memory."),
     _engine(
+        *("kv_ram", kinds.size()),
+        "Memory for KV blocks that the cache evicts, such as 8GiB: they come back where that is "
+        "quicker than to compute them. Default: none. See docs/kv-tiers.md.",
+    ),
+    _engine(
+        *("kv_disk", checks.KV_DISK),
+        "Folder for KV blocks, and after a colon how much they may take, such as "
+        "/var/cache/kv:50GiB: conversations go on from there after a restart. Engines may share "
+        "it. Default: none.",
+    ),
+    _engine(
         *("adapter_memory", kinds.size()),
         "Memory that adapters (LoRA) may take; those used least recently leave first. Default: an "
         "eighth of what is free when the first one is loaded.",

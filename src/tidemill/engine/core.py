@@ -24,6 +24,7 @@ from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, unsupported
 from tidemill.base.log import get_logger, summary
 from tidemill.contract.config import EngineConfig
+from tidemill.contract.moves import MoveReport
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
 from tidemill.contract.wire import (
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from tidemill.engine.adapters import AdapterGate
     from tidemill.engine.profiling import Profiler
     from tidemill.grammar.phases import ProgramState
+    from tidemill.memory.tiers import Tiers
 
 _log = get_logger(__name__)
 
@@ -71,6 +73,9 @@ IDLE_CHECK_SECONDS = 1.0
 # twice the measured time of planning (`_lead`).
 LAUNCH_FRACTION = 0.95
 LEAD_RATE = 0.1
+
+# Blocks of so many steps of prompts are saved in RAM before they are evicted.
+AHEAD_STEPS = 2
 
 # Maximum plans in flight: one that computes and one queued after it.
 DEPTH = 2
@@ -203,6 +208,10 @@ class EngineCore:
             if self._permanent_error is not None:
                 raise self._permanent_error
             raise TidemillError(ErrorKind.UNAVAILABLE, "the engine has stopped", retryable=True)
+
+    def moved(self, report: MoveReport) -> None:
+        """Moves of blocks have ended."""
+        self._post(lambda: self._scheduler.moved(report))
 
     def cancel(
         self, client: int, request_id: str, choice: int | None, reason: FinishReason
@@ -803,7 +812,22 @@ def make_scheduler(
         info.eos_token_ids,
         weights_digest=opened.identity,
         kv_dtype=info.kv_dtype,
+        tiers=_tiers_of(opened, memory) if opened.tiers and memory.prefix_caching else None,
         clock=clock,
+    )
+
+
+def _tiers_of(opened: OpenedExecutor, memory: KVMemory) -> Tiers:
+    from tidemill.memory.tiers import Tiers  # only with a tier
+
+    executor, info = opened.executor, opened.info
+    return Tiers(
+        memory,
+        opened.tiers,
+        info.block_size * info.kv_bytes_per_token,
+        AHEAD_STEPS * memory.blocks_for(info.max_step_tokens),
+        executor.tier_of,
+        executor.move,
     )
 
 
@@ -830,7 +854,10 @@ def make_core(
     info, grammars = opened.info, None
     if opened.tokenizer is not None:
         grammars = GrammarService(opened.tokenizer, info.vocab_size, info.eos_token_ids)
-    return EngineCore(opened.executor, scheduler, info, grammars)
+    core = EngineCore(opened.executor, scheduler, info, grammars)
+    if opened.tiers:
+        opened.executor.report_moves(core.moved)
+    return core
 
 
 def open_core(

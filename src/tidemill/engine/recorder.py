@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
+from tidemill.contract.moves import BlockMoves, MoveReport, Tier
 from tidemill.contract.plan import BlockCopy, StepPlan, StepResult
 from tidemill.contract.profile import MachineRates, StepCounters
 from tidemill.contract.request import AdapterUse
@@ -93,6 +94,18 @@ class RecordingExecutor:
     def unload_adapters(self, slot: int) -> None:
         """See Executor."""
         self._executor.unload_adapters(slot)
+
+    def move(self, moves: BlockMoves) -> None:
+        """See Executor."""
+        self._executor.move(moves)
+
+    def report_moves(self, report: Callable[[MoveReport], None]) -> None:
+        """See Executor."""
+        self._executor.report_moves(report)
+
+    def tier_of(self, digest: bytes) -> Tier | None:
+        """See Executor."""
+        return self._executor.tier_of(digest)
 
     def give_back(self, group: int, blocks: Sequence[int]) -> None:
         """See Executor."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
+from tidemill.contract.moves import BlockMoves, MoveReport, Tier
 from tidemill.contract.plan import BlockCopy, StepPlan, StepResult
 from tidemill.contract.profile import MachineRates, StepCounters
 from tidemill.contract.request import AdapterUse
@@ -60,6 +61,16 @@ class Executor(Protocol):
 
     def unload_adapters(self, slot: int) -> None:
         """Free a slot, which no plan in flight names."""
+
+    def move(self, moves: BlockMoves) -> None:
+        """Begin moves of blocks between the cache and the tiers below it, and cancel others; they run
+        beside plans."""
+
+    def report_moves(self, report: Callable[[MoveReport], None]) -> None:
+        """Call this with what has ended, on any thread. Before the first move."""
+
+    def tier_of(self, digest: bytes) -> Tier | None:
+        """The nearest tier that has a block of a digest, good or not; on any thread."""
 
     def give_back(self, group: int, blocks: Sequence[int]) -> None:
         """Blocks of a cache group, in ascending order, hold nothing: their memory may be returned

@@ -12,6 +12,7 @@ from tidemill.base.errors import LoadCallback
 from tidemill.base.files import opened_files
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
+from tidemill.contract.moves import BlockMoves, MoveReport, Tier
 from tidemill.contract.plan import BlockCopy, StepPlan
 from tidemill.contract.profile import MachineRates, StepCounters
 from tidemill.contract.request import AdapterUse
@@ -55,6 +56,18 @@ class InprocExecutor:
     def unload_adapters(self, slot: int) -> None:
         """See Executor."""
         self._runner.adapters.unload(slot)
+
+    def move(self, moves: BlockMoves) -> None:
+        """See Executor."""
+        self._runner.move(moves)
+
+    def report_moves(self, report: Callable[[MoveReport], None]) -> None:
+        """See Executor."""
+        self._runner.report_moves(report)
+
+    def tier_of(self, digest: bytes) -> Tier | None:
+        """See Executor."""
+        return self._runner.tier_of(digest)
 
     def give_back(self, group: int, blocks: Sequence[int]) -> None:
         """See Executor."""
@@ -117,6 +130,7 @@ class OpenedExecutor:
         tokenizer: tokenizer data for constrained output, or None.
         recurrent: the model has recurrent layers.
         snapshots: number of state snapshots of a recurrent model.
+        tiers: what lies below the device, the nearest first.
         sliced_layers: the model's layers, if a row's can be computed in several steps; else 0.
     """
 
@@ -128,6 +142,7 @@ class OpenedExecutor:
     recurrent: bool = False
     snapshots: int = 0
     sliced_layers: int = 0
+    tiers: tuple[Tier, ...] = ()
 
 
 def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> OpenedExecutor:
@@ -149,4 +164,5 @@ def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> Opened
         recurrent=recurrent,
         snapshots=loaded.snapshots,
         sliced_layers=len(spec.layers) if backend.slices_layers and not recurrent else 0,
+        tiers=loaded.runner.tiers,
     )

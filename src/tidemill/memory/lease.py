@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, Protocol
 
 from tidemill.contract.plan import BlockCopy
 from tidemill.memory.block_map import block_map
@@ -46,6 +47,16 @@ class PartialMatch(NamedTuple):
     tokens: int
 
 
+class BlockWatcher(Protocol):
+    """Hears what becomes of findable blocks, before their memory is written again."""
+
+    def evicted(self, key: BlockKey) -> None:
+        """A block's content is lost; called for each cache group."""
+
+    def moved(self, key: BlockKey) -> None:
+        """A block's content will be in another block, and this one lost; for each cache group."""
+
+
 class KVMemory:
     """Allocates KV blocks: one pool and one prefix index per cache group.
 
@@ -63,6 +74,8 @@ class KVMemory:
     Attributes:
         snapshots: index of the stored snapshots; None without recurrence or prefix caching.
         evicted: which blocks were forgotten lately; None until somebody wants to know.
+        watcher: hears of evictions; None: nobody does.
+        emptied: how often everything was forgotten, blocks in use included.
     """
 
     def __init__(
@@ -84,6 +97,8 @@ class KVMemory:
             for count, index in zip(num_blocks, self.indices, strict=True)
         )
         self.evicted: Evicted | None = None
+        self.watcher: BlockWatcher | None = None
+        self.emptied = 0
         self._leases: dict[int, Lease] = {}
         # When the pools' periods ended, from the oldest on that is not yet too long ago.
         self._periods: deque[float] = deque()
@@ -95,6 +110,8 @@ class KVMemory:
             self.snapshots.forget(key)
         if key is not None and self.evicted is not None:
             self.evicted.add(key.digest)
+        if key is not None and self.watcher is not None:
+            self.watcher.evicted(key)
 
     def remember_evictions(self) -> None:
         """From now on `evicted` knows the blocks that are forgotten."""
@@ -167,13 +184,13 @@ class KVMemory:
         if not self.prefix_caching:
             return found
         for key in keys:
-            blocks = self._blocks_under(key)
+            blocks = self.blocks_under(key)
             if blocks is None:
                 break
             found.append(blocks)
         return found
 
-    def _blocks_under(self, key: BlockKey) -> tuple[int, ...] | None:
+    def blocks_under(self, key: BlockKey) -> tuple[int, ...] | None:
         """Each group's block with this content; None unless all have one."""
         blocks = [index.find(key) for index in self.indices]
         held = tuple(block for block in blocks if block is not None)
@@ -198,7 +215,7 @@ class KVMemory:
         found = self.indices[0].partial_match(parent, pack(token_ids), media)
         if found is None or found[1] < self.block_size // LEAST_SHARED:
             return None
-        blocks = self._blocks_under(found[0])
+        blocks = self.blocks_under(found[0])
         return None if blocks is None else PartialMatch(blocks, found[1])
 
     def alike(self, parent: bytes, token_ids: Sequence[int], media: Media = ()) -> int:
@@ -277,6 +294,8 @@ class KVMemory:
         for block in cached[max(0, excess) :]:
             if block >= limit:
                 target = next(targets)
+                if self.watcher is not None:
+                    self.watcher.moved(index.key_of(block))
                 index.move(block, target)
                 pool.put_in_place_of(target, block)
                 copies.append(BlockCopy(group, block, target))
@@ -288,10 +307,24 @@ class KVMemory:
         return tuple(tuple(pool.retired()) for pool in self._pools)
 
     def forget_all(self) -> None:
-        """Forget every cached prefix; blocks in use keep their content."""
+        """Forget every cached prefix, for an executor that empties its cache. Blocks in use, which
+        are not findable yet, hold garbage then."""
+        self.emptied += 1
         for index in self.indices:
             for block in index.blocks():
                 self._forget(index, block)
+
+    def next_evicted(self, most: int) -> list[tuple[BlockKey, tuple[int, ...]]]:
+        """Of the `most` blocks that will be handed out next those that are findable: contents, and
+        the block of each group."""
+        found = []
+        for block in islice(self._pools[0].free_blocks(), most):
+            if block in self.indices[0]:
+                key = self.indices[0].key_of(block)
+                blocks = self.blocks_under(key)
+                if blocks is not None:
+                    found.append((key, blocks))
+        return found
 
     def vacate(self, now: float) -> tuple[tuple[int, ...], ...]:
         """The free blocks that hold nothing worth finding, for an executor that returns their
@@ -434,12 +467,15 @@ class Lease:
         self._assert_open()
         self._release_from(num_blocks)
 
-    def publish(self, index: int, key: BlockKey) -> None:
-        """Make block `index`, now full and computed, findable under `key` in every group."""
+    def publish(self, index: int, key: BlockKey) -> bool:
+        """Make block `index`, now full and computed, findable under `key` in every group; False
+        where another block already is."""
         self._assert_open()
+        added = False
         if self._memory.prefix_caching:
             for prefix, table in zip(self._memory.indices, self.tables, strict=True):
-                prefix.add(key, table[index])
+                added = prefix.add(key, table[index])
+        return added
 
     def fork(self, tokens: int) -> Lease:
         """A second lease on the first `tokens` tokens' blocks; a partial last one is borrowed."""

@@ -180,6 +180,10 @@ class PrefixIndex:
         """All blocks that are findable."""
         return list(self._keys)
 
+    def key_of(self, block: int) -> BlockKey:
+        """The key of a findable block."""
+        return self._keys[block]
+
     def move(self, block: int, target: int) -> None:
         """Another block, which has no key, has this block's content from now on."""
         key = self._keys[target] = self._keys.pop(block)

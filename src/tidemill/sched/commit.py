@@ -163,7 +163,9 @@ def _publish(state: State, seq: Sequence) -> None:
     if memory.prefix_caching and full > seq.published and seq.lease is not None:
         keys = seq.keys_up_to(full, memory.block_size)
         for index in range(seq.published, full):
-            seq.lease.publish(index, keys[index])
+            if seq.lease.publish(index, keys[index]) and state.bringing is not None:
+                blocks = tuple(table[index] for table in seq.lease.tables)
+                state.bringing.tiers.published(keys[index], blocks)
         seq.published = full
 
 

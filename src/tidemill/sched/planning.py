@@ -318,6 +318,8 @@ def _prefill(
         if not (state.has_place(seq) and _fits_now(state, seq, found, reserved)):
             admitting = False
             continue
+        if seq.lease is None and state.bringing is not None and _bring(state, seq, found):
+            continue
         partial_match = _partial_match(state, seq, found, reserved)
         start = seq.planned
         if seq.lease is None:
@@ -509,6 +511,16 @@ def _cached_blocks(state: State, seq: Sequence) -> list[tuple[int, ...]]:
         return []
     full = (len(seq.tokens) - 1) // memory.block_size
     return memory.find(seq.keys_up_to(full, memory.block_size))
+
+
+def _bring(state: State, seq: Sequence, found: list[tuple[int, ...]]) -> bool:
+    """Let a sequence that fits wait for blocks of a lower tier, if that is worth it."""
+    assert state.bringing is not None
+    size, step = state.memory.block_size, state.limits.max_step_tokens
+    if not state.bringing.begin(seq, found, size, step):
+        return False
+    state.queue_of(seq).remove(seq)
+    return True
 
 
 def _can_use_prefix(state: State, seq: Sequence) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.log import get_logger
 from tidemill.contract.history import PreemptionCause
+from tidemill.contract.moves import MoveReport
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import (
     POOLINGS,
@@ -40,7 +41,7 @@ from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
 from tidemill.sched.history import SequenceHistory
 from tidemill.sched.memory_pressure import MemoryPressure
-from tidemill.sched.plan_builder import InFlightRow
+from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
 from tidemill.sched.planning import build, undo
 from tidemill.sched.policy import Limits, order_key
 from tidemill.sched.sequence import ADAPTERS, PROGRAM, BeamGroup, Emission, RequestState, Sequence
@@ -48,6 +49,7 @@ from tidemill.sched.speculation.chosen import NO_CHOICE, Chosen
 from tidemill.sched.state import State
 
 if TYPE_CHECKING:
+    from tidemill.memory.tiers import Tiers
     from tidemill.sched.speculation.controller import Controller
 
 _log = get_logger(__name__)
@@ -83,6 +85,7 @@ class Scheduler:
         limits: bounds.
         eos_token_ids: the model's end tokens.
         weights_digest, kv_dtype: part of every block's key.
+        tiers: where blocks go that leave the device; None: nowhere.
         clock: seconds; requests' deadlines are on it. Nothing in `sched/` reads another clock, so
             that it runs in simulated time as well.
 
@@ -99,6 +102,7 @@ class Scheduler:
         *,
         weights_digest: str = "",
         kv_dtype: str = "",
+        tiers: Tiers | None = None,
         clock: Callable[[], float],
     ) -> None:
         self.memory = memory
@@ -107,6 +111,11 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._identity = (weights_digest, kv_dtype)
         self._state = State(memory, limits, clock)
+        if tiers is not None:
+            from tidemill.sched.bringing import Bringing
+
+            self._state.bringing = Bringing(tiers, self._state.cost)
+        self._awaits_moves = False
         self._memory_pressure = MemoryPressure(limits)
         self._requests: dict[tuple[int, str], RequestState] = {}
         self._in_flight: deque[_InFlightStep] = deque()
@@ -513,6 +522,7 @@ class Scheduler:
         builder = build(state, self._next_step, last)
         if not builder.rows and builder.preempted and not self._in_flight:
             builder = build(state, self._next_step, last)
+        self._begin_moves(builder)
         if not builder.rows:
             return None
         plan = builder.plan(tuple(state.preempted_to_send), tuple(state.finished_to_send))
@@ -529,6 +539,21 @@ class Scheduler:
             )
         )
         return plan
+
+    def _begin_moves(self, builder: PlanBuilder) -> None:
+        """Begin moves of blocks, before the rows are computed that may write to blocks evicted."""
+        if (bringing := self._state.bringing) is None:
+            return
+        in_flight = self._in_flight[-1].plan.step_id if self._in_flight else None
+        bringing.tiers.flush(in_flight)
+        self._awaits_moves = bool(bringing.tiers.loads) and not (builder.rows or self._in_flight)
+
+    def moved(self, report: MoveReport) -> list[Emission]:
+        """Moves of blocks have ended: queue the sequences again that waited for them."""
+        assert self._state.bringing is not None
+        for seq in self._state.bringing.take(report):
+            self._state.queue_of(seq).push(seq)
+        return []
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
         """Apply the results of the oldest plan in flight.
@@ -658,8 +683,9 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True if a request has not ended and does not wait for its output program or adapters."""
-        return len(self._requests) > self._num_awaiting
+        """True if a request has not ended and does not wait for its output program or adapters, nor
+        all of them for blocks of lower tiers."""
+        return len(self._requests) > self._num_awaiting and not self._awaits_moves
 
     @property
     def has_requests(self) -> bool:
@@ -731,7 +757,9 @@ class Scheduler:
     ) -> EngineStats:
         """Gauges and counters now; the caller adds the times it measured."""
         state, counts = self._state, self._counts
-        held = sum(len(owner.held) for owner in self._requests.values() if owner.held)
+        bringing = state.bringing
+        held = 0 if bringing is None else len(bringing.waiting)
+        held += sum(len(owner.held) for owner in self._requests.values() if owner.held)
         return EngineStats(
             queued=sum(len(line.queue) for line in state.lines) + held,
             running=len(state.running),
@@ -750,6 +778,7 @@ class Scheduler:
             drafted_tokens=state.drafted,
             drafts_accepted=state.drafts_accepted,
             speculation=None if state.speculation is None else state.speculation.figures.tell(),
+            tiers=() if bringing is None else bringing.tiers.tell(),
             last_step_tokens=self._last[0],
             last_step_rows=self._last[1],
             last_step_seconds=last_step_seconds,
@@ -772,6 +801,10 @@ class Scheduler:
         placed = {seq.seq_id for seq in self._state.running}
         for line in self._state.lines:
             placed |= {seq.seq_id for seq in line.queue}
+        loading = False
+        if (bringing := self._state.bringing) is not None:
+            placed |= bringing.waiting.keys()
+            loading = bool(bringing.tiers.loads)
         for owner in self._requests.values():
             placed |= {seq.seq_id for seq in owner.held}
             assert owner.open_choices, f"request {owner.key} has ended and is still registered"
@@ -781,7 +814,7 @@ class Scheduler:
         assert active == len(tenants), "a tenant without a request is active"
         known = {seq.seq_id for seq in self.sequences()}
         assert placed == known, "an open sequence is in no queue, or an ended one is still queued"
-        if not self._requests:
+        if not self._requests and not loading:
             assert self.memory.num_used == 0, "KV blocks are leaked: held without a request"
 
 

@@ -162,6 +162,7 @@ class Sequence:
         last_row: id of the latest plan that has a row for it.
         serial: a row is planned only when the result of the one before it is known.
         fork_of: of a recurrent model: the sequence whose state its first row starts from, or -1.
+        loads: loads from tiers that it has waited for since it was last admitted.
         background: it may use only what no other sequence wants.
         history: what happened to it; None: nobody asks for that.
     """
@@ -211,6 +212,7 @@ class Sequence:
     last_row: int = -1
     serial: bool = False
     fork_of: int = -1
+    loads: int = 0
     background: bool = False
     history: SequenceHistory | None = None
 

@@ -19,6 +19,7 @@ from tidemill.sched.queue import WaitingQueue
 from tidemill.sched.sequence import BeamGroup, RequestState, Sequence
 
 if TYPE_CHECKING:
+    from tidemill.sched.bringing import Bringing
     from tidemill.sched.speculation.controller import Controller
 
 
@@ -34,7 +35,7 @@ class State:
     """Running and waiting sequences, and counters over them.
 
     Invariants: `running` is sorted by order. A sequence is in exactly one of `running`, its line's
-    `queue` and its request's `held`. Running sequences have a lease. Waiting ones have none,
+    `queue`, its request's `held` and `bringing.waiting`. Running sequences have a lease. Waiting ones have none,
     except `forks`, which share their leader's blocks until they run.
 
     Args:
@@ -48,6 +49,7 @@ class State:
         groups: all beam searches that have not ended.
         seq_ids: of new sequences.
         roots: of the hash chains of requests that are to be explained.
+        bringing: sequences that wait for blocks of lower tiers; None: there are no tiers.
         speculation: made when a sequence first has a drafter.
     """
 
@@ -67,6 +69,7 @@ class State:
         self.preemptions = 0
         self.forced = 0
         self.roots = Roots()
+        self.bringing: Bringing | None = None
         self.speculation: Controller | None = None
         self.drafted = 0
         self.drafts_accepted = 0
@@ -91,6 +94,7 @@ class State:
     def start(self, seq: Sequence) -> None:
         """Move a waiting sequence to `running`."""
         seq.move_to(Status.RUNNING)
+        seq.loads = 0
         self.forks.pop(seq.seq_id, None)
         insort(self.running, seq, key=lambda s: s.order)
         if seq.first_scheduled is None:
@@ -299,6 +303,8 @@ class State:
         else:
             self.queue_of(seq).remove(seq)
             self.forks.pop(seq.seq_id, None)
+            if self.bringing is not None:
+                self.bringing.drop(seq)
         if seq.lease is not None:
             seq.lease.close()
             seq.forget_progress()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from tidemill.backends.base import BackendFactory
+from tidemill.backends.base import Backend, BackendFactory
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
@@ -33,6 +33,7 @@ from tidemill.worker.sizing import (
 if TYPE_CHECKING:
     from tidemill.worker.speculate.drafter import LoadedDrafter
     from tidemill.worker.speculate.opening import Draft
+    from tidemill.worker.tiers.mover import Mover
 
 Progress = Callable[[str], None]
 
@@ -226,7 +227,18 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
 
         load = load_skip if SKIP in speculation.drafters else load_medusa
         load(config, opened, runner, progress)
+    runner.mover = _open_tiers(config, backend, identity, progress)
     return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
+
+
+def _open_tiers(
+    config: EngineConfig, backend: Backend, identity: str, progress: Progress
+) -> Mover | None:
+    if not config.kv_ram and not config.kv_disk:
+        return None
+    from tidemill.worker.tiers.opening import open_tiers
+
+    return open_tiers(config, backend, identity, progress)
 
 
 def _open_drafters(config: EngineConfig, opened: Opened) -> Draft | None:

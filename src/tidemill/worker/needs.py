@@ -107,6 +107,7 @@ def _of_model(config: EngineConfig, opened: Opened) -> MemoryNeeds:
         step=tokens * _step_token_bytes(spec, options.dtype),
         sequence=_FLOAT * spec.vocab_size if spec.generates else 0,
         process=PROCESS_BYTES + _BACKEND_BYTES[opened.backend] + _TOKEN_BYTES * spec.vocab_size,
+        ram_tier=config.kv_ram or 0,
         facts=ModelFacts(
             family=spec.family,
             parameters=spec.parameters() if spec.foreign is None else 0,

@@ -18,6 +18,7 @@ from tidemill.backends.base import (
     StepOutputs,
 )
 from tidemill.base.errors import unsupported
+from tidemill.contract.moves import BlockMoves, MoveReport, Tier
 from tidemill.contract.plan import (
     BlockCopy,
     Candidate,
@@ -38,8 +39,12 @@ if TYPE_CHECKING:
     from tidemill.worker.adapters import AdapterLoader
     from tidemill.worker.speculate.drafter import Drafter, LoadedDrafter
     from tidemill.worker.speculate.speculation import Speculation
+    from tidemill.worker.tiers.mover import Mover
 
 MAX_OUTSTANDING = 2
+
+SAVING_SECONDS = 5.0
+"""An engine that closes takes so long at most for blocks that are still to be saved."""
 
 NO_TOKEN = -1
 
@@ -114,6 +119,7 @@ class Runner:
         head: the model's classification head; empty without one.
         drafters: those that hold memory of their own, by name; closed with it.
         adapters: reads adapters of the model; None: it has none.
+        mover: moves blocks to tiers below the backend's cache and back; None: there are none.
     """
 
     def __init__(
@@ -125,8 +131,11 @@ class Runner:
         head: Head = (),
         drafters: Mapping[str, LoadedDrafter] | None = None,
         adapters: AdapterLoader | None = None,
+        mover: Mover | None = None,
     ) -> None:
         self.backend = backend
+        self.mover = mover
+        self._held_moves: list[BlockMoves] = []  # their loads wait for plans in flight
         self._adapters = adapters
         self._pooler = Pooler(head)
         groups = len(backend.spec.cache_groups())
@@ -178,7 +187,45 @@ class Runner:
 
     def ended(self, step: PreparedStep) -> None:
         """A step has its outputs."""
-        self._in_flight.discard(step.plan.step_id)
+        self._left(step.plan.step_id)
+
+    def _left(self, step_id: int) -> None:
+        """A step writes nothing any more: begin the loads that waited for that."""
+        self._in_flight.discard(step_id)
+        if self._held_moves:
+            held, self._held_moves = self._held_moves, []
+            for moves in held:
+                self.move(moves)
+
+    def move(self, moves: BlockMoves) -> None:
+        """See executor.base.Executor."""
+        assert self.mover is not None
+        after = moves.after
+        if not moves.loads or after is None or all(n > after for n in self._in_flight):
+            self.mover.begin(moves)
+            return
+        self.mover.begin(
+            BlockMoves(
+                saves=moves.saves,
+                cancelled_saves=moves.cancelled_saves,
+                cancelled_loads=moves.cancelled_loads,
+            )
+        )
+        self._held_moves.append(BlockMoves(loads=moves.loads, after=after))
+
+    def report_moves(self, report: Callable[[MoveReport], None]) -> None:
+        """See executor.base.Executor."""
+        assert self.mover is not None
+        self.mover.report = report
+
+    def tier_of(self, digest: bytes) -> Tier | None:
+        """See executor.base.Executor."""
+        return None if self.mover is None else self.mover.tier_of(digest)
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """What lies below the backend's cache, the nearest first."""
+        return () if self.mover is None else self.mover.tiers
 
     def place_prefixes(self, step: PreparedStep) -> None:
         """Put keys and values that adapters bring where the step computed their placeholders."""
@@ -210,7 +257,7 @@ class Runner:
 
     def rollback(self, plan: StepPlan) -> None:
         """Undo what a failed plan changed here; the newest one first."""
-        self._in_flight.discard(plan.step_id)
+        self._left(plan.step_id)
         if self.speculation is not None:
             self.speculation.forget_new(plan)
         step = self._steps.pop(plan.step_id, None)
@@ -287,7 +334,10 @@ class Runner:
         return self._adapters
 
     def close(self) -> None:
-        """Free the backend, and the drafters that hold memory."""
+        """Free the backend, and the drafters that hold memory. Blocks that are to be saved are saved
+        before, as far as `SAVING_SECONDS` allow."""
+        if self.mover is not None:
+            self.mover.close(SAVING_SECONDS)
         for one in self._everything():
             one.close()
 

@@ -29,9 +29,10 @@ STATE_SHARE = 0.5
 
 
 def reserve(needs: MemoryNeeds, config: EngineConfig) -> int:
-    """Bytes that the cache leaves alone: what the largest step takes, and at least
-    `RESERVE_BYTES`."""
-    return max(RESERVE_BYTES, needs.working(config.max_num_seqs) + needs.process)
+    """Bytes that the cache leaves alone: what the largest step takes, at least
+    `RESERVE_BYTES`, and the tier in RAM."""
+    working = max(RESERVE_BYTES, needs.working(config.max_num_seqs) + needs.process)
+    return working + needs.ram_tier
 
 
 def check_weights_fit(needs: MemoryNeeds, free: int, model: str) -> None:

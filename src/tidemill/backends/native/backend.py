@@ -292,6 +292,22 @@ class NativeBackend:
                 scales = [np.ascontiguousarray(s[i], dtype=np.float32).ravel() for s in pairs]
             self._core.import_layer(layer, blocks, _bytes(arrays[0]), _bytes(arrays[1]), *scales)
 
+    def block_bytes(self) -> tuple[int, ...]:
+        """See backends.base.Backend. One piece per block, layer after layer."""
+        return tuple(self._core.block_bytes(group) for group in range(len(self._groups)))
+
+    def read_blocks(self, group: int, blocks: Int32, out: UInt8) -> None:
+        """See backends.base.Backend. The GIL is released."""
+        self._core.read_blocks(group, blocks, out)
+
+    def write_blocks(self, group: int, blocks: Int32, data: UInt8) -> None:
+        """See backends.base.Backend. The GIL is released."""
+        self._core.write_blocks(group, blocks, data)
+
+    def checksum(self, data: UInt8) -> int:
+        """See backends.base.Backend. At about memory speed; the GIL is released."""
+        return _core.checksum(data, 1)
+
     def _portable_shapes(self, layer: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of K and of V."""
         mixer = self.spec.attentions()[layer]

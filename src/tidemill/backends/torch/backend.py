@@ -8,6 +8,7 @@ on its batch.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from tidemill.backends.base import (
     Int32,
     MachineRates,
     StepInputs,
+    UInt8,
 )
 from tidemill.backends.torch import latents, layers, recurrent
 from tidemill.backends.torch.adapters import Weights, adapted_weights, base_weights, by_slot
@@ -172,6 +174,22 @@ class TorchBackend:
     def machine_rates(self) -> MachineRates | None:
         """See backends.base.Backend."""
         return None
+
+    def block_bytes(self) -> tuple[int, ...]:
+        """See backends.base.Backend."""
+        return self._ready_cache().block_bytes()
+
+    def read_blocks(self, group: int, blocks: Int32, out: UInt8) -> None:
+        """See backends.base.Backend."""
+        self._ready_cache().read_blocks(group, blocks, out)
+
+    def write_blocks(self, group: int, blocks: Int32, data: UInt8) -> None:
+        """See backends.base.Backend."""
+        self._ready_cache().write_blocks(group, blocks, data)
+
+    def checksum(self, data: UInt8) -> int:
+        """See backends.base.Backend: CRC-32."""
+        return zlib.crc32(data.data)
 
     def progress(self) -> int:
         """Layers computed so far."""

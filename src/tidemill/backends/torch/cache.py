@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tidemill.backends.base import ExportedBlocks, Int32
+from tidemill.backends.base import ExportedBlocks, Int32, UInt8
 from tidemill.backends.torch.kv_codec import Codec, codec
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.models.spec import DecoderSpec
@@ -139,3 +139,36 @@ class PagedCache:
                 if paged.scale is not None:
                     scale = torch.as_tensor(scales[i]).flatten(0, 1)
                     paged.scale[slots] = scale.to(device, paged.scale.dtype)
+
+    def _tensors(self, group: int) -> list[torch.Tensor]:
+        """What a group's layers hold, each [slots, ...]."""
+        layers = self.groups[group].layers
+        paged = [one for layer in layers for one in (self._keys[layer], self._values[layer])]
+        return [t for one in paged for t in (one.data, one.scale) if t is not None]
+
+    def block_bytes(self) -> tuple[int, ...]:
+        """See backends.base.Backend."""
+        size = self._block_size
+        return tuple(
+            sum(t[:size].numel() * t.element_size() for t in self._tensors(group))
+            for group in range(len(self.groups))
+        )
+
+    def read_blocks(self, group: int, blocks: Int32, out: UInt8) -> None:
+        """See backends.base.Backend."""
+        at, size = 0, self._block_size
+        for block in blocks.tolist():
+            for t in self._tensors(group):
+                part = t[block * size : (block + 1) * size].contiguous().view(torch.uint8)
+                out[at : at + part.numel()] = part.flatten().cpu().numpy()
+                at += part.numel()
+
+    def write_blocks(self, group: int, blocks: Int32, data: UInt8) -> None:
+        """See backends.base.Backend."""
+        at, size = 0, self._block_size
+        for block in blocks.tolist():
+            for t in self._tensors(group):
+                part = t[block * size : (block + 1) * size].view(torch.uint8)
+                piece = torch.from_numpy(data[at : at + part.numel()].copy())
+                part.copy_(piece.view(part.shape))
+                at += part.numel()

@@ -7,6 +7,7 @@ It is the slowest backend and supports the most models.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from tidemill.backends.base import (
     Int32,
     MachineRates,
     StepInputs,
+    UInt8,
 )
 from tidemill.backends.torch.place import DTYPES, open_device
 from tidemill.backends.torch.steps import Computed, Handle, StepThread
@@ -193,6 +195,22 @@ class TransformersBackend:
     def machine_rates(self) -> MachineRates | None:
         """See backends.base.Backend."""
         return None
+
+    def block_bytes(self) -> tuple[int, ...]:
+        """See backends.base.Backend; UNSUPPORTED."""
+        raise unsupported("backend", "the transformers backend has no KV blocks that could leave")
+
+    def read_blocks(self, group: int, blocks: Int32, out: UInt8) -> None:
+        """See backends.base.Backend; UNSUPPORTED, as `block_bytes`."""
+        self.block_bytes()
+
+    def write_blocks(self, group: int, blocks: Int32, data: UInt8) -> None:
+        """See backends.base.Backend; UNSUPPORTED, as `block_bytes`."""
+        self.block_bytes()
+
+    def checksum(self, data: UInt8) -> int:
+        """See backends.base.Backend: CRC-32."""
+        return zlib.crc32(data.data)
 
     def progress(self) -> int:
         """Modules computed so far."""

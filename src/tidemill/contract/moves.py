@@ -1,0 +1,152 @@
+"""Moves: KV blocks that leave the device for a tier below it, and come back, beside running steps.
+
+A move is no part of a `StepPlan`: a plan is rolled back and computed in parts when it fails, and
+ends with its rows, while a move takes as long as its tier does. What they share is an order:
+`BlockMoves.after`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+Name = tuple[bytes, bytes, bytes, tuple[tuple[int, bytes], ...]]
+"""The content of a full block: digest, the parent's digest, packed token ids, and the media that
+begin in it (`memory.prefix.BlockKey`)."""
+
+
+class Tier(StrEnum):
+    """Where blocks lie that left the device, the nearest first."""
+
+    RAM = "ram"
+    DISK = "disk"
+
+
+class SaveBlock(msgspec.Struct, frozen=True, array_like=True):
+    """Copy a block's content into tiers. It is complete, and no step writes to it before the save
+    is cancelled.
+
+    Attributes:
+        save_id: unique for the engine's life.
+        name: the content.
+        blocks: the block of each cache group.
+        tiers: which ones; a tier that has it keeps what it has.
+    """
+
+    save_id: int
+    name: Name
+    blocks: tuple[int, ...]
+    tiers: tuple[Tier, ...]
+
+
+class LoadBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """Bring blocks back. They are nobody else's until `LoadDone` is reported.
+
+    Attributes:
+        load_id: unique for the engine's life.
+        names: contents, in the order of the sequence.
+        blocks: per name, the block of each cache group that gets it.
+    """
+
+    load_id: int
+    names: tuple[Name, ...]
+    blocks: tuple[tuple[int, ...], ...]
+
+
+class BlockMoves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Moves to begin, and to end.
+
+    Attributes:
+        saves, loads: see there.
+        after: a plan in flight: steps up to it may still write to the blocks of `loads`, so that
+            those begin when they have ended; None: none is in flight.
+        cancelled_saves: their blocks are about to be written: what is read of them from now on is
+            discarded. Known before the plan that writes them is submitted.
+        cancelled_loads: nobody waits for them any more; each is still reported.
+    """
+
+    saves: tuple[SaveBlock, ...] = ()
+    loads: tuple[LoadBlocks, ...] = ()
+    after: int | None = None
+    cancelled_saves: tuple[int, ...] = ()
+    cancelled_loads: tuple[int, ...] = ()
+
+
+class TierTraffic(msgspec.Struct, frozen=True, array_like=True):
+    """What was read of a tier for a load.
+
+    Attributes:
+        tier: which.
+        blocks, nbytes: read and found good.
+        seconds: that took, until they were in the cache.
+    """
+
+    tier: Tier
+    blocks: int
+    nbytes: int
+    seconds: float
+
+
+class LoadDone(msgspec.Struct, frozen=True, array_like=True):
+    """A load has ended.
+
+    Attributes:
+        load_id: of the load.
+        blocks: so many of its first blocks have their content now; the others hold garbage.
+        traffic: by tier.
+    """
+
+    load_id: int
+    blocks: int
+    traffic: tuple[TierTraffic, ...] = ()
+
+
+class TierFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Counters of a tier since the engine's start, and what it holds now.
+
+    Attributes:
+        held_bytes: of all blocks in it; of a tier that engines share, all of theirs.
+        saved_blocks, loaded_blocks: written to it, and brought back from it.
+        loaded_bytes, load_seconds: of those brought back.
+        damaged_blocks: found to be damaged or of another model: computed again, never used.
+        failed_saves: blocks that could not be written.
+    """
+
+    held_bytes: int = 0
+    saved_blocks: int = 0
+    loaded_blocks: int = 0
+    loaded_bytes: int = 0
+    load_seconds: float = 0.0
+    damaged_blocks: int = 0
+    failed_saves: int = 0
+
+
+class TierStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tier, for metrics.
+
+    Attributes:
+        tier: which.
+        figures: the worker's counters.
+        tokens: counter: tokens brought back from it instead of being computed.
+        lost_blocks: counter: evicted before they were saved.
+    """
+
+    tier: Tier
+    figures: TierFigures
+    tokens: int = 0
+    lost_blocks: int = 0
+
+
+class MoveReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What has become of moves.
+
+    Attributes:
+        loads: that have ended.
+        saves: ids of those that have ended, well or not.
+        figures: by tier.
+    """
+
+    loads: tuple[LoadDone, ...] = ()
+    saves: tuple[int, ...] = ()
+    figures: tuple[tuple[Tier, TierFigures], ...] = ()

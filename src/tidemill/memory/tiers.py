@@ -1,0 +1,250 @@
+"""Tiers: which blocks go down when they leave the device, and which come back.
+
+Control's side of `contract/moves.py`: the worker owns the bytes and moves them. With a disk tier,
+each block is saved once it is full, so that it outlives the process. With a RAM tier those that
+will be evicted next are. A save holds no block: evicting one that is still to be saved cancels that.
+A load fills blocks of a lease of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from tidemill.contract.moves import (
+    BlockMoves,
+    LoadBlocks,
+    LoadDone,
+    MoveReport,
+    SaveBlock,
+    Tier,
+    TierFigures,
+    TierStats,
+    TierTraffic,
+)
+from tidemill.memory.lease import KVMemory, Lease
+from tidemill.memory.prefix import BlockKey
+
+FIRST_BANDWIDTH = {Tier.RAM: 2e9, Tier.DISK: 2e8}
+"""Bytes per second until a load was measured: low ones, as what is never tried is never measured
+better than this, and what is slower than this is rare."""
+
+BANDWIDTH_RATE = 0.3
+LOAD_SECONDS = 0.003
+"""Of a load, whatever it brings: the threads are woken, and a step may have to end first."""
+
+MOST_SAVES = 4096
+"""Blocks that wait to be saved; others are then not saved before some are."""
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Blocks on their way up.
+
+    Attributes:
+        load_id: its id.
+        lease: holds the blocks found on the device, and those that are filled.
+        first: index in the lease of the first of these.
+        keys: what they get.
+        nbytes: of these.
+        emptied: `KVMemory.emptied` at its start.
+    """
+
+    load_id: int
+    lease: Lease
+    first: int
+    keys: Sequence[BlockKey]
+    nbytes: int
+    emptied: int
+
+
+class Tiers:
+    """See the module docstring.
+
+    Args:
+        memory: the device's blocks; this becomes its watcher.
+        tiers: the tiers there are, the nearest first.
+        block_bytes: bytes of a block over all cache groups.
+        look_ahead: blocks to be evicted next that are saved in RAM before.
+        tier_of: the nearest tier that has a block of a digest, good or not; on any thread.
+        send: begins moves.
+
+    Attributes:
+        loads: in progress, by id.
+        coming: digest -> the load that brings it.
+        lost: blocks that were evicted before they were saved.
+        brought: tokens brought back, by tier.
+        figures: the worker's counters, by tier.
+    """
+
+    def __init__(
+        self,
+        memory: KVMemory,
+        tiers: tuple[Tier, ...],
+        block_bytes: int,
+        look_ahead: int,
+        tier_of: Callable[[bytes], Tier | None],
+        send: Callable[[BlockMoves], None],
+    ) -> None:
+        self.tiers = tiers
+        self.tier_of = tier_of
+        self.loads: dict[int, Load] = {}
+        self.coming: dict[bytes, Load] = {}
+        self.lost = 0
+        self.brought = dict.fromkeys(tiers, 0)
+        self.figures = {tier: TierFigures() for tier in tiers}
+        self._memory = memory
+        self._block_bytes = block_bytes
+        self._look_ahead = look_ahead
+        self._send = send
+        self._ids = count()
+        self._saving: dict[bytes, int] = {}  # digest -> id of the save in progress
+        self._digests: dict[int, bytes] = {}  # the inverse
+        self._again: list[BlockKey] = []
+        self._saves: list[SaveBlock] = []  # to be sent
+        self._new: list[LoadBlocks] = []
+        self._bandwidth = {tier: FIRST_BANDWIDTH[tier] for tier in tiers}
+        memory.watcher = self
+
+    # -- down --------------------------------------------------------------------------------
+
+    def published(self, key: BlockKey, blocks: tuple[int, ...]) -> None:
+        """A block is full, and findable from now on."""
+        if Tier.DISK in self.tiers:
+            self._save(key, blocks, Tier.DISK)
+
+    def evicted(self, key: BlockKey) -> None:
+        """See `BlockWatcher`."""
+        save_id = self._saving.pop(key.digest, None)
+        if save_id is None:
+            return
+        self.lost += 1
+        del self._digests[save_id]
+        unsent = [save for save in self._saves if save.save_id != save_id]
+        if len(unsent) < len(self._saves):
+            self._saves = unsent
+        else:
+            self._send(BlockMoves(cancelled_saves=(save_id,)))
+
+    def moved(self, key: BlockKey) -> None:
+        """See `BlockWatcher`."""
+        if key.digest in self._saving:
+            self.evicted(key)
+            self.lost -= 1
+            self._again.append(key)
+
+    def _save(self, key: BlockKey, blocks: tuple[int, ...], *tiers: Tier) -> None:
+        if key.digest in self._saving or len(self._saving) >= MOST_SAVES:
+            return
+        save_id = next(self._ids)
+        self._saving[key.digest] = save_id
+        self._digests[save_id] = key.digest
+        self._saves.append(SaveBlock(save_id, key, blocks, tiers))
+
+    def _save_next_evicted(self) -> None:
+        for key, blocks in self._memory.next_evicted(self._look_ahead):
+            if self.tier_of(key.digest) is not Tier.RAM:
+                self._save(key, blocks, Tier.RAM)
+
+    # -- up ----------------------------------------------------------------------------------
+
+    def below(self, keys: Iterable[BlockKey]) -> list[Tier]:
+        """The tiers of the longest run of these contents, from the first on, that lie in any."""
+        found = []
+        for key in keys:
+            tier = self.tier_of(key.digest)
+            if tier is None:
+                break
+            found.append(tier)
+        return found
+
+    def seconds(self, tiers: Sequence[Tier]) -> float:
+        """What it takes to bring blocks that lie in these tiers, behind the loads in progress."""
+        slowest = min(self._bandwidth.values())
+        waiting = sum(load.nbytes for load in self.loads.values()) / slowest
+        bring = sum(self._block_bytes / self._bandwidth[tier] for tier in tiers)
+        return LOAD_SECONDS + waiting + bring
+
+    def load(self, found: Sequence[tuple[int, ...]], keys: Sequence[BlockKey]) -> Load:
+        """Bring blocks behind those found on the device, into free ones, which there must be."""
+        first, size = len(found), self._memory.block_size
+        lease = self._memory.lease(found)
+        lease.grow((first + len(keys)) * size)
+        load = Load(
+            next(self._ids), lease, first, keys, len(keys) * self._block_bytes,
+            self._memory.emptied,
+        )  # fmt: skip
+        self.loads[load.load_id] = load
+        for key in keys:
+            self.coming.setdefault(key.digest, load)
+        targets = tuple(zip(*(table[first:] for table in lease.tables), strict=True))
+        self._new.append(LoadBlocks(load.load_id, tuple(keys), targets))
+        return load
+
+    def cancel(self, load: Load) -> None:
+        """Nobody waits for it any more. Its blocks are free once that is reported."""
+        self._send(BlockMoves(cancelled_loads=(load.load_id,)))
+
+    # -- both --------------------------------------------------------------------------------
+
+    def flush(self, after: int | None) -> None:
+        """Begin what was decided. `after`: the newest plan in flight, or None."""
+        again, self._again = self._again, []
+        for key in again:
+            blocks = self._memory.blocks_under(key)
+            if blocks is not None:
+                self._save(key, blocks, *self.tiers)
+        if Tier.RAM in self.tiers:
+            self._save_next_evicted()
+        if self._saves or self._new:
+            saves, loads = tuple(self._saves), tuple(self._new)
+            self._saves.clear()
+            self._new.clear()
+            self._send(BlockMoves(saves=saves, loads=loads, after=after))
+
+    def take(self, report: MoveReport) -> list[Load]:
+        """What has ended. Brought blocks are findable from now on, like blocks just freed.
+
+        Returns:
+            The loads that have ended.
+        """
+        for save_id in report.saves:
+            digest = self._digests.pop(save_id, None)
+            if digest is not None:
+                del self._saving[digest]
+        self.figures.update(report.figures)
+        return [self._ended(done) for done in report.loads]
+
+    def _ended(self, done: LoadDone) -> Load:
+        load = self.loads.pop(done.load_id)
+        for key in load.keys:
+            if self.coming.get(key.digest) is load:
+                del self.coming[key.digest]
+        good = done.blocks if load.emptied == self._memory.emptied else 0
+        for i, key in enumerate(load.keys[:good]):
+            load.lease.publish(load.first + i, key)
+        load.lease.close()
+        for one in done.traffic:
+            self.brought[one.tier] += one.blocks * self._memory.block_size
+            self._measure(one)
+        return load
+
+    def tell(self) -> tuple[TierStats, ...]:
+        """Counters, for metrics."""
+        return tuple(
+            TierStats(
+                tier=tier,
+                figures=self.figures[tier],
+                tokens=self.brought[tier],
+                lost_blocks=self.lost,
+            )
+            for tier in self.tiers
+        )
+
+    def _measure(self, one: TierTraffic) -> None:
+        if one.seconds > 0.0 and one.nbytes:
+            # Of seconds per byte, which add up, the mean is taken.
+            before = 1 / self._bandwidth[one.tier]
+            now = before + BANDWIDTH_RATE * (one.seconds / one.nbytes - before)
+            self._bandwidth[one.tier] = 1 / now

@@ -1,0 +1,105 @@
+"""Bringing: sequences whose next blocks lie in a tier below the device.
+
+A sequence that could be admitted now, and whose prefix goes on in a tier, leaves its queue until the
+blocks are there, if that takes less time than to compute them. Then it is queued again at its old
+place, and finds them like any cached prefix. Nothing is decided here that an answer depends on.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from tidemill.contract.moves import MoveReport, Tier
+from tidemill.memory.prefix import BlockKey
+from tidemill.memory.tiers import Load, Tiers
+from tidemill.sched.cost import Load as StepLoad
+from tidemill.sched.cost import StepCost
+from tidemill.sched.sequence import Sequence
+
+MOST_LOADS = 3
+"""Of a sequence, between two admissions: what is evicted again before it is admitted is computed in
+the end."""
+
+
+class Bringing:
+    """See the module docstring.
+
+    Args:
+        tiers: where blocks lie.
+        cost: predicts the time of steps.
+
+    Attributes:
+        waiting: sequences that wait for blocks, by id, and the load each waits for.
+    """
+
+    def __init__(self, tiers: Tiers, cost: StepCost) -> None:
+        self.tiers = tiers
+        self.waiting: dict[int, tuple[Sequence, Load]] = {}
+        self._cost = cost
+
+    def begin(self, seq: Sequence, found: list[tuple[int, ...]], size: int, step: int) -> bool:
+        """Let a sequence wait for its next blocks; False: what it lacks is to be computed.
+
+        Args:
+            seq: it fits into the free blocks, and has none.
+            found: its first blocks, which are on the device.
+            size: tokens per block.
+            step: tokens that a step computes at most.
+        """
+        if seq.loads >= MOST_LOADS or seq.needs_every_position:
+            return False
+        full = (len(seq.tokens) - 1) // size
+        keys = seq.keys_up_to(full, size)[len(found) :]
+        if not keys:
+            return False
+        load = self.tiers.coming.get(keys[0].digest)
+        if load is None:
+            load = self._load(found, keys, size, step)
+        if load is None:
+            return False
+        seq.loads += 1
+        self.waiting[seq.seq_id] = seq, load
+        return True
+
+    def _load(
+        self, found: list[tuple[int, ...]], keys: list[BlockKey], size: int, step: int
+    ) -> Load | None:
+        count = self._worth(self.tiers.below(keys), len(found) * size, size, step)
+        return self.tiers.load(found, keys[:count]) if count else None
+
+    def _worth(self, tiers: list[Tier], start: int, size: int, step: int) -> int:
+        """How many blocks to bring: up to the end of the run of one tier with which most time is
+        saved. Within a run it is all or nothing, as each block is as quick to bring, and slower to
+        compute, than the one before."""
+        if not tiers or not self._cost.ready:
+            return len(tiers)
+        best, most, count = 0, 0.0, 0
+        for _, run in groupby(tiers):
+            count += len(list(run))
+            compute = self._computing(start, start + count * size, step)
+            if compute - self.tiers.seconds(tiers[:count]) > most:
+                best, most = count, compute - self.tiers.seconds(tiers[:count])
+        return best
+
+    def _computing(self, start: int, end: int, step: int) -> float:
+        """Predicted seconds of computing positions alone, in steps of `step` tokens."""
+        total = 0.0
+        for at in range(start, end, step):
+            total += self._cost.predict(StepLoad().plus(at, min(step, end - at)))
+        return total
+
+    def take(self, report: MoveReport) -> list[Sequence]:
+        """What has become of moves; returns the sequences that are to be queued again."""
+        ended = self.tiers.take(report)
+        if not ended:
+            return []
+        ready = [seq for seq, load in self.waiting.values() if load in ended]
+        for seq in ready:
+            del self.waiting[seq.seq_id]
+        return ready
+
+    def drop(self, seq: Sequence) -> None:
+        """A sequence has ended; unless it waits here, nothing is to be done."""
+        entry = self.waiting.pop(seq.seq_id, None)
+        if entry is not None and all(load is not entry[1] for _, load in self.waiting.values()):
+            self.tiers.cancel(entry[1])

@@ -1,0 +1,78 @@
+"""Opening the tiers that a configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tidemill.backends.base import Backend
+from tidemill.base.build import build_id
+from tidemill.base.errors import config_error, unsupported
+from tidemill.contract.config import EngineConfig, folder_and_size
+from tidemill.worker.tiers.disk import DiskTier
+from tidemill.worker.tiers.mover import Mover
+from tidemill.worker.tiers.ram import RamTier
+from tidemill.worker.tiers.record import identity_of
+
+_MIB = 2**20
+_GIB = 2**30
+
+
+def open_tiers(
+    config: EngineConfig, backend: Backend, identity: str, progress: Callable[[str], None]
+) -> Mover:
+    """The mover of an engine, started.
+
+    Args:
+        config: its `kv_ram` and `kv_disk` count, at least one of them set.
+        backend: with its cache allocated.
+        identity: of the weights and how they compute.
+        progress: called with a line for each tier.
+
+    Raises:
+        TidemillError: UNSUPPORTED for models whose prefixes are more than blocks, CONFIG for sizes
+            that hold no block and folders that cannot be written.
+    """
+    asked = "kv_ram" if config.kv_ram else "kv_disk"
+    spec = backend.spec
+    if spec.foreign is not None or spec.state_bytes or not spec.causal:
+        raise unsupported(
+            asked,
+            f"{asked}: blocks of this model cannot leave the cache: of models with recurrent "
+            "layers, models that transformers runs, and encoders, a prefix is more than its blocks; "
+            f"leave {asked} out",
+        )
+    nbytes = sum(backend.block_bytes())
+    ram = None
+    if config.kv_ram:
+        if config.kv_ram < nbytes:
+            raise config_error("kv_ram", f"kv_ram is less than one block of {nbytes} bytes")
+        ram = RamTier(config.kv_ram)
+        progress(f"KV blocks in RAM below the cache: {config.kv_ram / _GIB:.2f} GiB")
+    disk = None
+    if config.kv_disk:
+        disk = _open_disk(config.kv_disk, backend, identity, nbytes)
+        progress(
+            f"KV blocks on disk: {disk.limit / _GIB:.2f} GiB in {disk.folder}, "
+            f"{disk.held() / _GIB:.2f} GiB used ({nbytes / _MIB:.2f} MiB per block)"
+        )
+    mover = Mover(backend, ram, disk)
+    mover.start()
+    return mover
+
+
+def _open_disk(setting: str, backend: Backend, identity: str, nbytes: int) -> DiskTier:
+    folder, limit = folder_and_size(setting)
+    options = backend.options
+    # Equal parts, equal bytes. The angles of positions can depend on the context's length.
+    parts = (
+        *(build_id(), identity, repr(backend.spec), options.kv_dtype, options.block_size),
+        *(options.max_positions, *backend.block_bytes()),
+    )
+    if limit is not None and limit < 2 * nbytes:
+        raise config_error("kv_disk", f"kv_disk: {limit} bytes hold no block of {nbytes} bytes")
+    path = Path(folder).expanduser()
+    try:
+        return DiskTier(path, limit, identity_of(parts), nbytes, backend.checksum)
+    except OSError as error:
+        raise config_error("kv_disk", f"kv_disk: {folder} cannot be used: {error}") from error

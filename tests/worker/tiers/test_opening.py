@@ -1,0 +1,80 @@
+"""Tiers of a real engine: a conversation goes on from disk in the next process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.real_engine import real_engine
+
+from tidemill import LLM, SamplingParams
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.config import EngineConfig, folder_and_size
+
+SETTINGS = {"threads": 1, "kv_memory": 4 * 2**20, "max_num_seqs": 4}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+PROMPT = [5, 9, 12, 30, 7] * 80
+
+
+def ids_of(llm: LLM, prompt: list[int]) -> tuple[list[int], int]:
+    [output] = llm.generate([prompt], GREEDY)
+    return list(output.outputs[0].token_ids), output.cached_tokens
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_a_conversation_goes_on_from_disk(tmp_path: Path, kv_dtype: str) -> None:
+    disk = {**SETTINGS, "kv_disk": f"{tmp_path / 'kv'}:1GiB", "kv_dtype": kv_dtype}
+    with LLM(**disk) as llm:
+        first, cached = ids_of(llm, PROMPT)
+    assert cached == 0
+    turn = [*PROMPT, *first, 3, 4]
+    with LLM(**SETTINGS, kv_dtype=kv_dtype) as quiet:
+        want, _ = ids_of(quiet, turn)
+    with LLM(**disk) as llm:
+        got, cached = ids_of(llm, turn)
+    assert got == want
+    assert cached >= len(PROMPT) // 32 * 32
+    with LLM(**{**disk, "block_size": 16}) as llm:  # other blocks
+        assert ids_of(llm, turn) == (want, 0)
+
+
+def test_models_whose_prefixes_are_more_than_blocks_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TidemillError) as caught:
+        real_engine("native", model="recurrent", tiers=EngineConfig(
+            model="m", served_name="m", kv_disk=str(tmp_path)
+        ))  # fmt: skip
+    assert caught.value.kind is ErrorKind.UNSUPPORTED and caught.value.param == "kv_disk"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("/a/b", ("/a/b", None)),
+        ("/a/b:20GiB", ("/a/b", 20 * 2**30)),
+        ("kv:5m", ("kv", 5 * 2**20)),
+        ("/a:b/c", ("/a:b/c", None)),
+    ],
+)
+def test_a_folder_and_its_size(text: str, found: tuple[str, int | None]) -> None:
+    assert folder_and_size(text) == found
+
+
+@pytest.mark.parametrize("text", ["", ":5GiB", "/a:", "/a:many"])
+def test_what_is_no_folder_with_a_size(text: str) -> None:
+    with pytest.raises(TidemillError) as caught:
+        EngineConfig(model="m", served_name="m", kv_disk=text).validate()
+    assert caught.value.param == "kv_disk"
+
+
+def test_a_tier_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for settings, name in (
+        ({"kv_ram": 100}, "kv_ram"),
+        ({"kv_disk": f"{tmp_path}:100"}, "kv_disk"),
+        ({"kv_disk": str(file)}, "kv_disk"),
+        ({"kv_ram": 2**30, "prefix_caching": False}, "kv_ram"),
+    ):
+        with pytest.raises(TidemillError) as caught:
+            LLM(**{**SETTINGS, **settings})  # type: ignore[arg-type]
+        assert caught.value.param == name
