@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 import tidemill
+from tidemill.contract.moves import Tier, TierFigures, TierStats
 from tidemill.contract.wire import EngineStats, SpeculationFigures
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.database import DatabaseMetrics
@@ -24,7 +25,9 @@ SOURCE = Path(tidemill.__file__).parent
 def everything() -> ServerMetrics:
     """A server that has all of them."""
     server = ServerMetrics()
-    server.set_engine_stats("model", EngineStats(speculation=SpeculationFigures()))
+    tiers = (TierStats(tier=Tier.DISK, figures=TierFigures()),)
+    stats = EngineStats(speculation=SpeculationFigures(), tiers=tiers)
+    server.set_engine_stats("model", stats)
     AdmissionMetrics(server.registry)
     QuotaMetrics(server.registry)
     UsageMetrics(server.registry, lambda: 0)

@@ -57,8 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kv_reserve: bytes that the KV cache can grow to while the engine runs; None: it only shrinks
             and grows back to its first size. Address space is taken for it, no memory.
         kv_ram: bytes of memory for KV blocks that left the cache; None: none.
-        kv_disk: folder for KV blocks that outlive the process, and after a colon how many bytes they
-            may take (`base.sizes`); None: none. Engines may share it.
+        kv_disk: folder for KV blocks that outlive the process, and after a colon how many bytes
+            they may take (`base.sizes`); None: none. Engines may share it.
         adapter_memory: bytes that adapters (LoRA) may take; those used least recently leave first.
             None: an eighth of the memory that is free when the first one is loaded.
         threads: compute threads; None: the CPUs this process may use.

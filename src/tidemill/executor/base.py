@@ -63,8 +63,8 @@ class Executor(Protocol):
         """Free a slot, which no plan in flight names."""
 
     def move(self, moves: BlockMoves) -> None:
-        """Begin moves of blocks between the cache and the tiers below it, and cancel others; they run
-        beside plans."""
+        """Begin moves of blocks between the cache and the tiers below it, and cancel others; they
+        run beside plans."""
 
     def report_moves(self, report: Callable[[MoveReport], None]) -> None:
         """Call this with what has ended, on any thread. Before the first move."""

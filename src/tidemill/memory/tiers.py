@@ -2,8 +2,8 @@
 
 Control's side of `contract/moves.py`: the worker owns the bytes and moves them. With a disk tier,
 each block is saved once it is full, so that it outlives the process. With a RAM tier those that
-will be evicted next are. A save holds no block: evicting one that is still to be saved cancels that.
-A load fills blocks of a lease of its own.
+will be evicted next are. A save holds no block: evicting one that is still to be saved cancels
+that. A load fills blocks of a lease of its own.
 """
 
 from __future__ import annotations

@@ -369,6 +369,34 @@ GROUPS: Mapping[str, tuple[Family, ...]] = {
             "tokens",
         ),
     ),
+    "KV tiers": (
+        _counter(
+            "kv_tier_tokens",
+            "Prompt tokens brought back from a tier below the KV cache instead of being computed",
+            ("model", "tier"),
+            "tokens",
+        ),
+        _counter(
+            "kv_tier_blocks",
+            "KV blocks by what became of them: saved in the tier, brought back, found damaged and "
+            "computed again, or not written (unsaved)",
+            ("model", "tier", "outcome"),
+        ),
+        _counter("kv_tier_brought_bytes", "KV blocks brought back", ("model", "tier"), "bytes"),
+        _counter(
+            "kv_tier_brought_seconds",
+            "Time that bringing blocks back took, beside the steps",
+            ("model", "tier"),
+            "seconds",
+        ),
+        _gauge(
+            "kv_tier_bytes",
+            "Bytes of all blocks in the tier; on disk also those of engines that share it",
+            ("model", "tier"),
+            "bytes",
+        ),
+        _counter("kv_tier_lost_blocks", "KV blocks evicted before they were saved in any tier"),
+    ),
     "Adapters": (
         _counter(
             "adapter_requests",

@@ -19,6 +19,7 @@ from tidemill.contract.wire import EngineStats
 from tidemill.metrics.aliases import ALIASES, aliased
 from tidemill.metrics.families import ENGINE_FAMILIES, counter, gauge, histogram, samples
 from tidemill.metrics.speculation import speculation_metrics
+from tidemill.metrics.tiers import tier_metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -43,6 +44,7 @@ class _EngineCollector:
             usage.add_metric((model,), stats.blocks_used / total if total else 0.0)
         yield usage
         yield from speculation_metrics(self.stats)
+        yield from tier_metrics(self.stats)
 
 
 def exemplar(context: trace_context.TraceContext | None) -> dict[str, str] | None:

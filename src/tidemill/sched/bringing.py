@@ -1,8 +1,8 @@
 """Bringing: sequences whose next blocks lie in a tier below the device.
 
-A sequence that could be admitted now, and whose prefix goes on in a tier, leaves its queue until the
-blocks are there, if that takes less time than to compute them. Then it is queued again at its old
-place, and finds them like any cached prefix. Nothing is decided here that an answer depends on.
+A sequence that could be admitted now, and whose prefix goes on in a tier, leaves its queue until
+the blocks are there, if that takes less time than to compute them. Then it is queued again at its
+old place, and finds them like any cached prefix. Nothing is decided here that an answer depends on.
 """
 
 from __future__ import annotations

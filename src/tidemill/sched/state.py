@@ -35,8 +35,8 @@ class State:
     """Running and waiting sequences, and counters over them.
 
     Invariants: `running` is sorted by order. A sequence is in exactly one of `running`, its line's
-    `queue`, its request's `held` and `bringing.waiting`. Running sequences have a lease. Waiting ones have none,
-    except `forks`, which share their leader's blocks until they run.
+    `queue`, its request's `held` and `bringing.waiting`. Running sequences have a lease. Waiting
+    ones have none, except `forks`, which share their leader's blocks until they run.
 
     Args:
         memory: allocation of KV blocks.

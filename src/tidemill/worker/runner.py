@@ -334,8 +334,8 @@ class Runner:
         return self._adapters
 
     def close(self) -> None:
-        """Free the backend, and the drafters that hold memory. Blocks that are to be saved are saved
-        before, as far as `SAVING_SECONDS` allow."""
+        """Free the backend, and the drafters that hold memory. Blocks that are to be saved are
+        saved before, as far as `SAVING_SECONDS` allow."""
         if self.mover is not None:
             self.mover.close(SAVING_SECONDS)
         for one in self._everything():

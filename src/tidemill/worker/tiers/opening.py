@@ -39,8 +39,8 @@ def open_tiers(
         raise unsupported(
             asked,
             f"{asked}: blocks of this model cannot leave the cache: of models with recurrent "
-            "layers, models that transformers runs, and encoders, a prefix is more than its blocks; "
-            f"leave {asked} out",
+            "layers, models that transformers runs, and encoders, a prefix is more than its "
+            f"blocks; leave {asked} out",
         )
     nbytes = sum(backend.block_bytes())
     ram = None
