@@ -8,7 +8,6 @@ from tidemill.contract.moves import Tier, TierFigures, TierStats
 from tidemill.contract.wire import EngineStats
 from tidemill.metrics.registry import ServerMetrics
 
-
 ORDER = ("model", "tier", "outcome")
 
 
