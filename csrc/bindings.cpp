@@ -185,7 +185,7 @@ void check_raw(const KvCache& cache, int64_t group, const Blocks& blocks, size_t
 
 void read_blocks(Executor& e, int64_t group, const Blocks& blocks, const WritableBytes& out) {
   nb::gil_scoped_release release;
-  e.beside_steps([&](KvCache& cache) {
+  e.with_live_cache([&](KvCache& cache) {
     check_raw(cache, group, blocks, out.size());
     cache.read_blocks(group, blocks.data(), static_cast<int64_t>(blocks.size()), out.data());
   });
@@ -193,7 +193,7 @@ void read_blocks(Executor& e, int64_t group, const Blocks& blocks, const Writabl
 
 void write_blocks(Executor& e, int64_t group, const Blocks& blocks, const Bytes& data) {
   nb::gil_scoped_release release;
-  e.beside_steps([&](KvCache& cache) {
+  e.with_live_cache([&](KvCache& cache) {
     check_raw(cache, group, blocks, data.size());
     cache.write_blocks(group, blocks.data(), static_cast<int64_t>(blocks.size()), data.data());
   });

@@ -72,10 +72,10 @@ class Executor {
   // activations, all operands in registers; takes some milliseconds, of which each loop stops steps for
   // one. 0: not known.
   double peak(ActType act);
-  // Runs body(cache) beside steps, which must touch nothing that it does; the cache is neither replaced
+  // Runs body(cache) while steps run, which must touch nothing that it does; the cache is neither replaced
   // nor freed meanwhile. On any thread, one at a time.
   template <class Body>
-  void beside_steps(Body&& body) {
+  void with_live_cache(Body&& body) {
     std::lock_guard lock(moving_);
     check_open();
     body(cache());
@@ -101,7 +101,7 @@ class Executor {
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Profile> profile_;
   std::mutex running_;  // held while a step runs or the cache is accessed from outside
-  std::mutex moving_;  // held while blocks are moved beside steps; taken after running_
+  std::mutex moving_;  // held while blocks are moved; taken after running_
   std::unique_ptr<StepQueue> queue_;
   std::atomic<bool> closed_{false};
 };
