@@ -12,6 +12,8 @@ import click
 from tidemill.base.errors import TidemillError
 
 if TYPE_CHECKING:
+    import socket
+
     from tidemill.contract.config import EngineConfig
     from tidemill.contract.needs import MemoryNeeds
     from tidemill.deployment.deployment import Deployment, ModelSettings, Section
@@ -30,6 +32,7 @@ def deployment_inputs(
     models: Sequence[str] = (),
     *,
     open_models: bool = False,
+    listener: socket.socket | None = None,
 ) -> DeploymentInputs:
     """What makes the deployment of a command that has the flags of `serve`.
 
@@ -37,6 +40,7 @@ def deployment_inputs(
         ctx: of the command; tells flags that were typed from defaults.
         file: the deployment file; None: flags and defaults alone.
         models: sources of further models.
+        listener: given by a service manager; its address counts before every other.
         open_models: check the headers of models on this machine, too, and the memory they need;
             imports numpy, which a server's own process must not.
     """
@@ -47,6 +51,10 @@ def deployment_inputs(
     from tidemill.deployment.resolve import DeploymentInputs
 
     given = given_flags(ctx)
+    if listener is not None:
+        host, port = listener.getsockname()[:2]
+        origin = Origin("environment", "LISTEN_FDS")
+        given |= {"host": Sourced(host, origin), "port": Sourced(port, origin)}
     limits = given.pop("limit", None)
     named_by = Origin("flag", "command line")
     if ctx.get_parameter_source("model") is ParameterSource.ENVIRONMENT:

@@ -115,6 +115,7 @@ def serve(
     The first model is loaded before the server is ready; the others are loaded when a request
     names them, and unloaded when their memory is needed for another.
     """
+    import dataclasses
     import os
 
     from tidemill.base.log import log_line, set_up_logging
@@ -127,6 +128,7 @@ def serve(
     from tidemill.deployment.security import KEY_VARIABLE
     from tidemill.server.run import serve as run_server
     from tidemill.server.transport.listen import bind
+    from tidemill.server.transport.systemd import ServiceManager
     from tidemill.store.location import DATABASE_VARIABLE
 
     guard_stderr(log_line)
@@ -134,19 +136,18 @@ def serve(
     alone = bool(served_name or file or revision)
     whole = not (model or config or alone)
     context = click.get_current_context()
+    manager = ServiceManager.of(os.environ)
     for line in unknown_variables(
         os.environ, (name for name, _ in variables_of(context.command)), COMMANDS
     ):
         say_line(line)
-    inputs = deployment_inputs(
-        context, config, named_models(model, config, alone=alone, say=say_line)
-    )
+    named = named_models(model, config, alone=alone, say=say_line)
+    inputs = deployment_inputs(context, config, named, listener=manager.listener)
     deployment = inputs.resolve()
     if not deployment.models:  # a file that names none
         whole = True
-        inputs = deployment_inputs(
-            context, config, named_models((), None, alone=False, say=say_line)
-        )
+        named = named_models((), None, alone=False, say=say_line)
+        inputs = deployment_inputs(context, config, named, listener=manager.listener)
         deployment = inputs.resolve()
     server = deployment.server
     set_up_logging("api", server.log_level, server.log_format)
@@ -156,8 +157,9 @@ def serve(
         del os.environ[DATABASE_VARIABLE]
     source = DeployedModels(inputs, deployment, whole=whole, say=say_line)
     found = serve_options(deployment, say_line, source, adapter, adapter_folder)
+    found = dataclasses.replace(found, manager=manager)
     # After the cheap checks and before loading: a port in use must fail at once.
-    listener = bind(server.host, server.port)
+    listener = manager.listener or bind(server.host, server.port)
     if server.grpc_port is not None:
         check_grpc(server.host, server.grpc_port)
     code = run_server(found, listener, say=say_line)

@@ -26,6 +26,7 @@ from tidemill.server.access.limits import Limits
 from tidemill.server.access.security import Security
 from tidemill.server.admission.options import AdmissionOptions
 from tidemill.server.transport.listen import url_of
+from tidemill.server.transport.systemd import ServiceManager
 
 if TYPE_CHECKING:
     from tidemill.engine.supervisor import Recovery
@@ -51,6 +52,9 @@ RECENT_REQUESTS = 512
 
 TERMINATION_SECONDS = 3
 """Seconds to write the error responses of requests that are ended."""
+
+STOP_SECONDS = 15.0
+"""Seconds that engines and the database have to end when every request has."""
 
 Say = Callable[[str], None]
 
@@ -90,6 +94,7 @@ class ServeOptions:
         keep_explanations: seconds that the database keeps those of all requests; 0: it does not.
         metrics_aliases: see `ServerMetrics.aliases`.
         otel: where OpenTelemetry's spans and metrics go; None: nowhere.
+        manager: what started this process; if it gave the socket, that has a next owner.
     """
 
     models: Sequence[ModelOptions]
@@ -118,6 +123,7 @@ class ServeOptions:
     keep_explanations: float = 0.0
     metrics_aliases: str = ""
     otel: OtelOptions | None = None
+    manager: ServiceManager = field(default_factory=ServiceManager)
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -175,6 +181,7 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
 
         for line in first_steps(first, url, closed=options.security.keys.closed):
             say(line)
+        options.manager.tell("READY=1")
         return await _until_stopped(http, context, signals, options, say)
     finally:
         await context.host.close()
@@ -463,6 +470,10 @@ class _Http:
         await self._grpc.start()
         return f"serving the KServe protocol over gRPC on port {self._grpc.port} of {host}"
 
+    async def hand_over(self) -> None:
+        """See `HttpServer.hand_over`."""
+        await self._server.hand_over()
+
     async def stop(self) -> None:
         """Stop listening; answers in flight have `TERMINATION_SECONDS` to be written."""
         self._server.stop()
@@ -502,6 +513,10 @@ async def _until_stopped(
     if context.manager is not None:
         await context.manager.close()
         drain_timeout = context.manager.drain_timeout or drain_timeout
+    allowed = drain_timeout + TERMINATION_SECONDS + STOP_SECONDS
+    options.manager.tell(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={int(allowed * 1e6)}")
+    if options.manager.listener is not None:
+        await http.hand_over()
     host.drain("the server is shutting down and takes no new requests; send it again later")
     say(f"stopping; requests in flight have {drain_timeout:g} s (a second signal ends them)")
     idle = asyncio.ensure_future(host.idle())

@@ -37,6 +37,9 @@ BODY_GRACE_SECONDS = 5.0
 rest of a body may take after its request is answered, before the connection is closed."""
 
 PROBE_SECONDS = 2.0
+
+HAND_OVER_SECONDS = 1.0
+"""In which connections that were accepted just before may begin their request."""
 """Time in which a connection beyond the bound must request a probe."""
 
 LIVENESS_INTERVALS = (0.05, 1.0, 2.0, 4.0, 8.0)
@@ -64,6 +67,7 @@ class _Config(uvicorn.Config):
     readers: SlowReaders
     connections: Connections
     error_body: ErrorBody
+    handing_over = False  # every answer is its connection's last one
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -127,6 +131,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._socket is not None:
             self._socket.shut_down()
         super().shutdown()
+
+    def hand_over(self) -> None:
+        """Close this connection unless something is being answered, and then after that answer."""
+        if self._socket is None:
+            super().shutdown()
 
     def close_idle(self) -> None:
         """Close this idle connection in favour of another one."""
@@ -276,7 +285,7 @@ class BoundedProtocol(HttpToolsProtocol):
             extensions["tidemill.websocket"] = partial(self._become_websocket, self.scope)
         self.scope["extensions"] = extensions
         super().on_headers_complete()
-        if self._probes_only:
+        if self._probes_only or self.config.handing_over:
             self.cycle.keep_alive = False
         if self.scope["http_version"] == "1.0":
             _write_until_closed(self.cycle)
@@ -490,6 +499,22 @@ class HttpServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if not self.should_exit:
             await self._stopping.wait()
+
+    async def hand_over(self) -> None:
+        """Accept no further connections: they wait in the socket for the process that has it next.
+
+        Connections that were accepted may begin a request for `HAND_OVER_SECONDS`; then the idle
+        ones are closed. Whatever is being answered goes on.
+        """
+        config = self.config
+        assert isinstance(config, _Config)
+        config.handing_over = True
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(HAND_OVER_SECONDS)
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, BoundedProtocol)
+            connection.hand_over()
 
     def stop(self) -> None:
         """Stop listening and let answers in flight finish; callable from any thread."""
