@@ -191,7 +191,7 @@ neon: ## the kernels of aarch64, cross-compiled and checked in emulation (minute
 	JOBS=$(JOBS) csrc/tests/neon.sh
 
 RELEASE := build/release
-.PHONY: wheel sbom licences clean-room reproducible
+.PHONY: wheel sbom licences try-service clean-room reproducible
 
 $(RELEASE)/tools/bin/python:
 	@$(PYTHON) -m venv $(RELEASE)/tools
@@ -212,6 +212,9 @@ sbom: $(RELEASE)/bare/.of ## the bill of materials of dist/'s wheel, and are all
 
 licences: $(RELEASE)/bare/.of ## the table of docs/licences.md, from what dist/'s wheel installs
 	$(RELEASE)/bare/bin/python .ci/release/sbom.py --licences
+
+try-service: $(RELEASE)/tools/bin/python ## dist/'s wheel as a service of systemd, in a container (root, mmdebstrap, systemd-nspawn)
+	PATH=$(abspath $(RELEASE)/tools/bin):$$PATH .ci/release/try_service.sh dist/*.whl
 
 clean-room: $(RELEASE)/tools/bin/python ## dist/'s wheel in fresh Debian roots (root, mmdebstrap; minutes)
 	$(RELEASE)/tools/bin/python .ci/release/clean_room.py dist/*.whl $(ARGS)

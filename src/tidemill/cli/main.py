@@ -54,6 +54,7 @@ COMMANDS = {
     "db": ("db", "db"),
     "config": ("config", "config"),
     "doctor": ("doctor", "doctor"),
+    "install-service": ("install_service", "install_service"),
     "completion": ("completion", "completion"),
     "man": ("man", "man"),
 }

@@ -150,7 +150,7 @@ def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda l
 
 async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
     started = monotonic()
-    signals = _Signals()
+    signals = _Signals(managed=options.manager.ear is not None)
     assembly = _Assembly(options, say)
     loading = asyncio.ensure_future(assembly.load_first())
     stopping = asyncio.ensure_future(signals.first.wait())
@@ -414,9 +414,10 @@ def _log_line(model: str, line: str) -> None:
 
 class _Signals:
     """The first SIGINT or SIGTERM starts draining, the second one ends it. SIGHUP (the terminal was
-    closed) does the same until `_Http` installs a reload handler for it."""
+    closed) does the same until `_Http` installs a reload handler for it; from a service manager it
+    means a reload alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, managed: bool) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -424,6 +425,8 @@ class _Signals:
             # What nohup set to be ignored stays so.
             if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:
                 loop.add_signal_handler(number, self._received)
+        if managed:
+            loop.add_signal_handler(signal.SIGHUP, log.warning, "there is nothing to reload (yet)")
 
     def _received(self) -> None:
         (self.second if self.first.is_set() else self.first).set()

@@ -111,6 +111,9 @@ def test_a_restart_refuses_and_loses_no_request(manager: Manager) -> None:
             time.sleep(0.05)
         kept = httpx.Client()
         assert kept.get(f"{manager.url}/healthz").status_code == 200
+        first.send_signal(signal.SIGHUP)  # `systemctl reload`: nothing ends by it
+        time.sleep(0.2)
+        assert kept.get(f"{manager.url}/healthz").headers.get("connection") != "close"
         first.send_signal(signal.SIGTERM)
         assert "EXTEND_TIMEOUT_USEC=78000000" in manager.told("STOPPING=1")
         # A connection that is kept open is told to close, and its request is answered.
