@@ -12,13 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 from click.shell_completion import CompletionItem
 
 from tidemill.base.errors import config_error
-from tidemill.cli.environment import EnvironmentOption
+from tidemill.cli.environment import EnvironmentOption, name_variables
+
+F = TypeVar("F", bound=Callable[..., None])
+
+_GLOBAL: set[Callable[..., None]] = set()
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 """What a shell offers where a word is being typed."""
@@ -119,7 +123,7 @@ def command(name: str, function: Callable[..., None], *shared: Callable[..., Any
             made.append(make(**given))
         function(*made, **values)
 
-    return click.Command(
+    made = click.Command(
         name,
         callback=call if common else function,
         params=[*own, *(one for several in common.values() for one in several)],
@@ -130,6 +134,13 @@ def command(name: str, function: Callable[..., None], *shared: Callable[..., Any
             "max_content_width": 100,
         },
     )
+    return name_variables(made) if function in _GLOBAL else made
+
+
+def global_variables(function: F) -> F:
+    """Let the variables of a command's flags be without its name, wherever these flags are."""
+    _GLOBAL.add(function)
+    return function
 
 
 def _parameters(function: Callable[..., Any], skip: int = 0) -> list[click.Parameter]:

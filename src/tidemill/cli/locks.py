@@ -23,5 +23,4 @@ INSECURE = flag(_SECURITY["insecure"])
 LIMIT = option(
     (),
     help="NAME=VALUE: another bound for requests, see docs/operations.md; repeatable.",
-    envvar="TIDEMILL_LIMIT",
 )

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from tidemill.cli import locks, options
-from tidemill.cli.declared import argument, option
+from tidemill.cli.declared import argument, global_variables, option
 
 
+@global_variables
 def serve(
     model: tuple[str, ...] = argument(
         (),
@@ -20,20 +21,16 @@ def serve(
         complete=options.complete_models,
     ),
     config: Path | None = option(
-        None,
-        help="Deployment file (docs/deployment.md); flags count before it.",
-        envvar="TIDEMILL_CONFIG",
+        None, help="Deployment file (docs/deployment.md); flags count before it."
     ),
     pin: tuple[str, ...] = option(
         (),
         help="Load this model at the start and never unload it for another; repeatable.",
-        envvar="TIDEMILL_PIN",
     ),
     adapter: tuple[str, ...] = option(
         (),
         help="Adapter (LoRA) of the first model as NAME=PATH, of another as MODEL:NAME=PATH: a "
         "PEFT folder or GGUF file; requests name it as their model (docs/adapters.md); repeatable.",
-        envvar="TIDEMILL_ADAPTER",
     ),
     adapter_folder: str | None = option(
         None,
@@ -51,7 +48,6 @@ def serve(
         "--served-name",
         "--served-model-name",
         help="Name clients use, the first one in answers; repeatable. Default: the model's.",
-        envvar="TIDEMILL_SERVED_NAME",
     ),
     backend: str = options.BACKEND,
     device: str = options.DEVICE,
