@@ -101,8 +101,8 @@ def _service(
 
 def _program() -> tuple[str, ...]:
     """How this program is started, as found from anywhere."""
-    beside = Path(sys.executable).parent / "tidemill"
-    return (str(beside),) if beside.is_file() else (sys.executable, "-m", "tidemill")
+    neighbour = Path(sys.executable).parent / "tidemill"
+    return (str(neighbour),) if neighbour.is_file() else (sys.executable, "-m", "tidemill")
 
 
 def _config_home() -> Path:
