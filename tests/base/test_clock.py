@@ -16,6 +16,7 @@ SHOWN = {
         f"server/dialects/openai/{name}.py"
         for name in ("assemble", "rerank", "responses/conversations", "responses/document")
     ),
+    "gateway/translate/chat_to_messages.py",
     *("worker/packed_store.py", "worker/packed.py", "worker/tiers/disk.py"),
     # Dates that are kept: of keys, files, batches, usage, audit; days and months of budgets.
     *(f"store/{name}.py" for name in ("audit", "count", "database", "limit_acts", "report")),

@@ -68,7 +68,7 @@ def run(
                 load.waiting(ask.at),
                 64 * prefixes.matched(name, keys),
                 load.rate,
-                load.floor,
+                load.floor(ask.at),
                 load.active,
                 load.given,
             )

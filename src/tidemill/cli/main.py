@@ -21,6 +21,7 @@ from tidemill.cli.other_flags import OTHER_COMMANDS, OTHER_FLAGS
 # Command -> its module and function, in the order of the help text.
 COMMANDS = {
     "serve": ("serve", "serve"),
+    "gateway": ("gateway", "gateway"),
     "run": ("run", "run"),
     "bench": ("bench", "bench"),
     "batch": ("batch", "batch"),

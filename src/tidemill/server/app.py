@@ -18,7 +18,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.server.access.auth import AuthMiddleware, principal_of, require
 from tidemill.server.access.keys import Role
 from tidemill.server.access.security import Security
-from tidemill.server.admin import audit, blocks, chats, health, identity, rollouts, whoami
+from tidemill.server.admin import audit, blocks, chats, health, identity, load, rollouts, whoami
 from tidemill.server.admin import models as admin_models
 from tidemill.server.admin import profile as admin_profile
 from tidemill.server.admin import quotas as admin_quotas
@@ -54,6 +54,7 @@ OPERATORS: tuple[Endpoint, ...] = (
     *whoami.ENDPOINTS,
     *chats.ENDPOINTS,
     *blocks.ENDPOINTS,
+    *load.ENDPOINTS,
     *audit.ENDPOINTS,
     *identity.ENDPOINTS,
     *admin_quotas.ENDPOINTS,
@@ -70,10 +71,11 @@ def make_http_server(
     drain_seconds: int,
     security: Security | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
+    operators: Sequence[Endpoint] = OPERATORS,
 ) -> HttpServer:
     """The HTTP server of `context`; requests in flight have `drain_seconds` after `stop`."""
     return make_server(
-        build_app(context, security, dialects),
+        build_app(context, security, dialects, operators),
         context.limits,
         context.metrics,
         dialects[0].error_body,
@@ -86,6 +88,7 @@ def build_app(
     context: ServerContext,
     security: Security | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
+    operators: Sequence[Endpoint] = OPERATORS,
 ) -> ASGIApp:
     """The application that serves `context`, protected as `security` says.
 
@@ -100,7 +103,7 @@ def build_app(
 
     endpoints = (
         *(endpoint for dialect in dialects for endpoint in dialect.endpoints),
-        *OPERATORS,
+        *operators,
         Endpoint("GET", "/openapi.json", openapi),
     )
     document = cache(lambda: document_of(context.version, endpoints, dialects))

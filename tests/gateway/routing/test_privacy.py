@@ -29,7 +29,13 @@ def test_names_of_members_numbers_and_custom_patterns() -> None:
     rules = [("project", custom(r"\bFALCON-\d+"))]
     assert found({"metadata": {"FALCON-7": 1}}, rules) == ["project"]
     assert found({"metadata": {"FALCON": 1}}, rules) == []
-    assert found({"metadata": {"number": 4111111111111111}}, DETECTORS.items()) == ["card"]
+    for number in (4111111111111111, 4111111111111111.0):
+        assert found({"metadata": {"number": number}}, DETECTORS.items()) == ["card"]
+
+
+def test_a_text_that_is_cut_in_parts() -> None:
+    parts = [{"type": "text", "text": "ann@exam"}, {"type": "text", "text": "ple.org"}]
+    assert found({"content": parts}, DETECTORS.items()) == ["email"]
 
 
 def test_an_open_request_may_go_anywhere() -> None:

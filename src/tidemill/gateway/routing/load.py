@@ -18,6 +18,9 @@ FIRST_STEP = 0.03
 WINDOW_SECONDS = 10.0
 """Of work over which the rate is averaged."""
 
+FLOOR_SECONDS = 60.0
+"""After which half of a floor is forgotten."""
+
 _WEIGHT = 0.2
 _MEASURABLE = 64
 """Prompts of fewer tokens tell the floor rather than the rate."""
@@ -53,14 +56,12 @@ class Load:
         slots: requests that it computes at once; None: unknown.
         rate: prompt tokens per second.
         step: seconds per generated token of one request.
-        floor: seconds of a first token beyond its prompt's.
         given: requests that it has been given.
     """
 
     slots: int | None = None
     rate: float = FIRST_RATE
     step: float = FIRST_STEP
-    floor: float = 0.0
     given: int = 0
     _open: dict[int, Reservation] = field(default_factory=dict)
     _queued: dict[int, Reservation] = field(
@@ -70,6 +71,8 @@ class Load:
     _turn: float = 0.0  # when the oldest of them began to be computed
     _tokens: float = 0.0  # computed in `_seconds` of work
     _seconds: float = 0.0
+    _floor: float = 0.0
+    _floored: float = 0.0  # when that was measured
     _announced: tuple[float, float] = (0.0, float("-inf"))
 
     @property
@@ -97,7 +100,9 @@ class Load:
         self._learn(reservation.uncached, now - self._turn)
         self._turn = now
         if reservation.alone and reservation.uncached < _MEASURABLE:
-            self.floor += _WEIGHT * (now - reservation.began - self.floor)
+            floor = self.floor(now)
+            self._floor = floor + _WEIGHT * (now - reservation.began - floor)
+            self._floored = now
 
     def end(self, reservation: Reservation, now: float, tokens: int = 0) -> None:
         """It has ended, however: a second call does nothing."""
@@ -111,6 +116,11 @@ class Load:
     def announce(self, now: float, seconds: float) -> None:
         """The target's own estimate of its wait: it knows of other clients."""
         self._announced = (seconds, now)
+
+    def floor(self, now: float) -> float:
+        """Seconds of a first token beyond its prompt's. What was measured long ago counts less: a
+        target that was slow once is tried again."""
+        return float(self._floor * 0.5 ** ((now - self._floored) / FLOOR_SECONDS))
 
     def waiting(self, now: float) -> float:
         """Seconds until a further request begins to be computed."""

@@ -58,7 +58,7 @@ class Bounds:
     Attributes:
         seconds: a queue may be this much longer than the shortest.
         ratio: or this many times as long, where that is more.
-        near: share by which scores differ that are taken as equal.
+        near: share by which scores differ that are taken as equal; see `TOLERANCE`.
         objective: seconds to the first token that `latency` asks for.
     """
 
@@ -100,6 +100,10 @@ POLICIES: Mapping[str, Score] = {
 
 DEFAULT = "predicted"
 
+TOLERANCE: Mapping[str, float] = {"predicted": 0.02, "least-wait": 0.02}
+"""Scores that differ by less are equal whatever their share: seconds that nobody feels, and that
+one slow connection would otherwise hold against a target for good."""
+
 UNBOUND = frozenset({"round-robin", "least-connections", "two-choices"})
 """Policies of other gateways, as these know them: without a bound, exact."""
 
@@ -127,14 +131,15 @@ def choose(
         raise ValueError("no target can take the request")
     score = POLICIES[policy]
     if policy in UNBOUND:
-        able, near = list(targets), 0.0
+        able, near, tolerance = list(targets), 0.0, 0.0
     else:
         able, near = within(targets, bounds), bounds.near
+        tolerance = TOLERANCE.get(policy, 0.0)
         if known := [target for target in able if target.session]:
             able = known
     scores = [score(target, prompt, bounds) for target in able]
     best = min(scores)
-    most = best + abs(best) * near
+    most = best + max(abs(best) * near, tolerance)
     equal = [target for found, target in zip(scores, able, strict=True) if found <= most]
     if len(equal) > 2:
         equal = random.sample(equal, 2)

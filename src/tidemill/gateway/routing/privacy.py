@@ -56,8 +56,11 @@ def texts(body: Any) -> Iterator[str]:
             left += [*value.keys(), *value.values()]
         elif isinstance(value, list):
             left += value
-        elif isinstance(value, int) and not isinstance(value, bool):
-            yield str(value)  # a card's number may stand there without quotes
+            parts = [part.get("text") for part in value if isinstance(part, dict)]
+            if len(parts) > 1:  # one text, cut in parts
+                yield "".join(part for part in parts if isinstance(part, str))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f"{value:.0f}"  # a card's number may stand there without quotes
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,8 @@ class AuthMiddleware:
         share_prefix_cache: whether clients with different keys may hit each other's prefixes.
         own_hosts: when given, requests without a key for other host names are rejected (see
             `check_host`).
-        region: where this server is; see `Policy.residency`.
+        region: where this server is; see `Policy.residency`. None: requests are served elsewhere,
+            and whoever passes them on looks.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class AuthMiddleware:
         *,
         share_prefix_cache: bool = False,
         own_hosts: Collection[str] | None = None,
-        region: str = "",
+        region: str | None = "",
     ) -> None:
         self.app = app
         self._keys = NoKeys() if keys is None else keys  # one without keys is false, and closed
@@ -191,7 +192,8 @@ class AuthMiddleware:
         policy = key.policy
         if policy is not OPEN:
             policy.check_address(key.name, host)
-            policy.check_residency(key.name, self._region)
+            if self._region is not None:
+                policy.check_residency(key.name, self._region)
             policy.check_route(key.name, path)
         return _by_key(key, self._share)
 

@@ -32,7 +32,8 @@ class Security:
         own_hosts: accepted values of Host, or None for all; see `auth.check_host`.
         trusted_proxies: addresses whose X-Forwarded-For is trusted.
         stored: those of `keys` that are in the database; None: none are.
-        region: where this server is, for keys whose requests must be served somewhere.
+        region: where this server is, for keys whose requests must be served somewhere; None: see
+            `AuthMiddleware`.
     """
 
     keys: KeyStore = field(default_factory=NoKeys)
@@ -42,7 +43,7 @@ class Security:
     own_hosts: tuple[str, ...] | None = None
     trusted_proxies: tuple[str, ...] = ()
     stored: StoredKeys | None = None
-    region: str = ""
+    region: str | None = ""
 
     @property
     def reloadable(self) -> bool:

@@ -181,6 +181,14 @@ class Admission:
         """Tokens of admitted requests without a first token."""
         return self._waiting
 
+    @property
+    def predicted_wait(self) -> float:
+        """Seconds until a further request would begin to be computed: the queued prompts', where
+        there is room for them; the queue's, where there is none. 0 while nothing was measured."""
+        if self._free_tokens() >= self._waiting:
+            return self._prefill_speed.seconds(self._queued_prompt) or 0.0
+        return self._waiting / self._drain()
+
     def describe(self) -> str:
         """The effective bounds, as one line for the log."""
         options, info = self.options, self._info()

@@ -1,0 +1,238 @@
+"""All targets: which one a request gets, and who waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from tidemill.base.clock import monotonic
+from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.gateway.asked import BYTES_PER_TOKEN, Asked
+from tidemill.gateway.config import GatewayConfig
+from tidemill.gateway.routing.health import usable
+from tidemill.gateway.routing.load import Reservation
+from tidemill.gateway.routing.policy import choose
+from tidemill.gateway.routing.prefixes import BLOCK_BYTES, Prefixes
+from tidemill.gateway.targets import Target
+from tidemill.server.errors import Rejection, reject
+
+MAX_SESSIONS = 1 << 16
+BLOCK_TOKENS = int(BLOCK_BYTES / BYTES_PER_TOKEN)
+RETRY_FLOOR = 10.0
+"""Retries that are permitted whatever the share: of the first requests, and of few."""
+
+
+@dataclass(slots=True)
+class Route:
+    """A request on its way to a target; `end` or `abandon` it once.
+
+    Attributes:
+        target: where.
+        asked: what, under the model that answers.
+        reservation: in the target's load.
+        cached: tokens of its prompt that are presumably there.
+    """
+
+    target: Target
+    asked: Asked
+    reservation: Reservation
+    cached: int
+
+    def first(self) -> None:
+        """The first part of the answer has come."""
+        self.target.load.first(self.reservation, monotonic())
+
+    def end(self, tokens: int = 0) -> None:
+        """It has ended, with so many tokens of answer."""
+        self.target.load.end(self.reservation, monotonic(), tokens)
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: it says nothing of the target."""
+        self.end()
+        self.target.health.abandoned()
+
+
+class Fleet:
+    """See the module docstring.
+
+    Args:
+        config: of the gateway.
+        random: breaks ties.
+    """
+
+    def __init__(self, config: GatewayConfig, random: Random | None = None) -> None:
+        self.config = config
+        self.targets = [Target(one, config.routing) for one in config.targets]
+        self._random = random or Random()
+        self._prefixes = Prefixes()
+        for target in self.targets:
+            if target.config.cache_tokens is not None:
+                self._prefixes.resize(target.name, target.config.cache_tokens // BLOCK_TOKENS)
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._changed = asyncio.Event()
+        self._requests = self._retries = 0.0
+
+    # -- models --------------------------------------------------------------------------------
+
+    @property
+    def models(self) -> list[str]:
+        """All names, each once."""
+        names = (name for target in self.targets for name in target.models)
+        return list(dict.fromkeys((*names, *self.config.fallbacks)))
+
+    def default(self, path: str) -> str:
+        """The model of a request that names none. Raises NOT_FOUND."""
+        for target in self.targets:
+            if target.models and target.speaks(path):
+                return target.models[0]
+        raise self._unknown("", path)
+
+    def order(self, model: str) -> tuple[str, ...]:
+        """The models that may answer for one, itself first."""
+        return (model, *self.config.fallbacks.get(model, ()))
+
+    # -- choices -------------------------------------------------------------------------------
+
+    async def route(self, asked: Asked, tried: Collection[str] = ()) -> Route:
+        """Choose a target for a request; waits for one that is down or full.
+
+        Args:
+            asked: the request, with its model.
+            tried: names of targets that it was given to already.
+
+        Raises:
+            TidemillError: NOT_FOUND: no target has the model, or speaks the route.
+            Rejection: 403, a private request that no target may see; 429 and 503 with Retry-After
+                where none has room, or all are down.
+        """
+        seconds = 0.0 if tried else self.config.routing.wake_seconds
+        ends = monotonic() + seconds
+        if asked.deadline is not None:
+            ends = min(ends, asked.deadline)
+        while True:
+            possible = self._possible(asked)
+            now = monotonic()
+            free = self._free(possible, tried, now)
+            if free:
+                return self._give(free, asked, now)
+            if now >= ends or not any(one.name not in tried for one in possible):
+                raise self._none(possible, now)
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(min(0.1, ends - now)):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    def _possible(self, asked: Asked) -> list[Target]:
+        having = [one for one in self.targets if one.has(asked.model)]
+        if not having:  # those that nobody could ask yet what they have
+            having = [one for one in self.targets if not one.models]
+        speaking = [one for one in having if one.speaks(asked.path)]
+        if not speaking:
+            raise self._unknown(asked.model, asked.path, known=bool(having))
+        permitted = [one for one in speaking if asked.verdict.permits(one.where)]
+        if not permitted:
+            raise reject(
+                403,
+                "this request is private "
+                f"({', '.join(asked.verdict.because)}), and no target that may see it has the "
+                f"model {asked.model!r}",
+                code="private_request",
+            )
+        return permitted
+
+    def _free(self, possible: list[Target], tried: Collection[str], now: float) -> list[Target]:
+        able = [
+            one
+            for one in possible
+            if one.name not in tried
+            and not one.pool.full
+            and one.within_budget
+            and one.health.busy_until <= now
+        ]
+        return usable(able, lambda one: one.health, now)
+
+    def _give(self, free: Sequence[Target], asked: Asked, now: float) -> Route:
+        routing = self.config.routing
+        session = self._sessions.get(asked.session) if asked.session else None
+        cached = {
+            one.name: BLOCK_TOKENS * self._prefixes.matched(one.name, asked.keys) for one in free
+        }
+        table = [
+            one.facts(asked, now, cached[one.name], session=one.name == session) for one in free
+        ]
+        chosen = choose(table, asked.prompt_tokens, self._random, routing.bounds, routing.policy)
+        target = next(one for one in free if one.name == chosen.name)
+        target.health.begin(now)
+        if asked.session:
+            self._sessions[asked.session] = target.name
+            self._sessions.move_to_end(asked.session)
+            if len(self._sessions) > MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        self._prefixes.note(target.name, asked.keys)
+        reservation = target.load.reserve(now, asked.prompt_tokens - chosen.cached, asked.expected)
+        return Route(target, asked, reservation, chosen.cached)
+
+    def forget(self, target: Target) -> None:
+        """A target is down: what it had cached is gone."""
+        self._prefixes.forget(target.name)
+
+    def changed(self) -> None:
+        """A target may have become able to take requests."""
+        self._changed.set()
+
+    # -- retries -------------------------------------------------------------------------------
+
+    def began(self) -> None:
+        """A request has come."""
+        self._requests = self._requests * 0.999 + 1
+        self._retries *= 0.999
+
+    def may_retry(self) -> bool:
+        """Count a retry, if there are not too many."""
+        share = self.config.routing.retry_share
+        if self._retries + 1 > RETRY_FLOOR + share * self._requests:
+            return False
+        self._retries += 1
+        return True
+
+    # -- refusals ------------------------------------------------------------------------------
+
+    def _unknown(self, model: str, path: str, *, known: bool = False) -> TidemillError:
+        if known:
+            message = f"no target that has the model {model!r} answers {path}"
+            return TidemillError(ErrorKind.UNSUPPORTED, message, param="model")
+        names = ", ".join(self.models[:8]) or "none yet"
+        message = f"no target has the model {model[:128]!r}; there are {names}"
+        return TidemillError(ErrorKind.NOT_FOUND, message, param="model")
+
+    def _none(self, possible: Iterable[Target], now: float) -> Rejection:
+        possible = list(possible)
+        busy = [one for one in possible if one.health.busy_until > now or one.pool.full]
+        if busy:
+            seconds = min(max(1.0, one.health.busy_until - now) for one in busy)
+            # Clients that come back together would be refused together again.
+            after = round(seconds * self._random.uniform(1.0, 1.5) + 0.5)
+            return reject(
+                429,
+                "every target of this model is busy; try again later",
+                code="overloaded",
+                headers={"Retry-After": str(after)},
+            )
+        if possible and not any(one.within_budget for one in possible):
+            return reject(
+                429,
+                "the budget of every target of this model is spent (targets.budget)",
+                code="budget_spent",
+                headers={"Retry-After": "3600"},
+            )
+        return reject(
+            503,
+            "no target of this model answers; try again later",
+            code="no_target",
+            headers={"Retry-After": str(self._random.randint(1, 5))},
+        )

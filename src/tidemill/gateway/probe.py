@@ -1,0 +1,140 @@
+"""Looks at targets now and then: whether they are well, what they have, how long one waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from tidemill.base.clock import monotonic
+from tidemill.base.log import get_logger
+from tidemill.gateway.fleet import Fleet
+from tidemill.gateway.routing.health import State
+from tidemill.gateway.targets import Target
+from tidemill.gateway.wire.connection import Lost
+from tidemill.gateway.wire.pool import Full
+
+log = get_logger(__name__)
+
+SECONDS = 5.0
+"""That a target has to answer."""
+
+MAX_BYTES = 4 << 20
+LOAD = "/load"
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _ModelLoad(msgspec.Struct):
+    wait: float = 0.0
+    slots: int | None = None
+
+
+class _Load(msgspec.Struct):
+    models: dict[str, _ModelLoad] = {}
+
+
+class Probes:
+    """Looks at every target of a fleet until it is closed.
+
+    Args:
+        fleet: the targets.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin, on the running event loop."""
+        self._tasks = [asyncio.ensure_future(self._watch(one)) for one in self._fleet.targets]
+
+    async def close(self) -> None:
+        """End; close what is idle."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for target in self._fleet.targets:
+            target.pool.close()
+
+    async def _watch(self, target: Target) -> None:
+        while True:
+            try:
+                await self.look(target)
+            except Exception:
+                log.exception("target %s could not be looked at", target.name)
+            await asyncio.sleep(self._fleet.config.routing.probe_seconds)
+
+    async def look(self, target: Target) -> None:
+        """Ask a target how it is."""
+        before = target.health.state(monotonic())
+        reason = await self._ask(target)
+        now = monotonic()
+        if reason is not None:
+            if target.health.failed(now, reason, down=True) or before is not State.CLOSED:
+                self._fleet.forget(target)
+                if before is State.CLOSED:
+                    log.warning("target %s is taken out: %s", target.name, reason)
+            return
+        if before is not State.CLOSED:
+            log.warning("target %s is back", target.name)
+            target.health.succeeded()
+        self._fleet.changed()
+
+    async def _ask(self, target: Target) -> str | None:
+        """What is wrong with a target; None: nothing."""
+        try:
+            status, _ = await _get(target, target.kind.probe)
+            if status in (404, 405):  # a server of its kind without that route
+                status, _ = await _get(target, "/v1/models")
+            if status >= 500 or status in (404, 405):
+                return f"{target.kind.probe}: {status}"
+            if not target.config.names:
+                await _list(target)
+            if target.config.kind == "tidemill":
+                await _load(target)
+        except Full:
+            return None  # it answers others
+        except (Lost, TimeoutError) as error:
+            return str(error) or f"no answer within {SECONDS:g} s"
+        return None
+
+
+async def _get(target: Target, path: str) -> tuple[int, bytes]:
+    async with asyncio.timeout(SECONDS):
+        async with target.pool.exchange(target.get(path)) as connection:
+            status = await connection.head()
+            return status, await connection.read_all(MAX_BYTES)
+
+
+async def _list(target: Target) -> None:
+    status, body = await _get(target, "/v1/models")
+    try:
+        found = msgspec.json.decode(body, type=_Models) if status == 200 else None
+    except msgspec.DecodeError:
+        found = None
+    if found is None:
+        log.warning("target %s does not list its models: name them in the file", target.name)
+        return
+    target.listed = frozenset(model.id for model in found.data)
+
+
+async def _load(target: Target) -> None:
+    status, body = await _get(target, LOAD)
+    if status != 200:
+        return
+    try:
+        found = msgspec.json.decode(body, type=_Load)
+    except msgspec.DecodeError:
+        return
+    if found.models:
+        # Models of one machine share it: the one that waits longest decides.
+        target.load.announce(monotonic(), max(one.wait for one in found.models.values()))
+        slots = [one.slots for one in found.models.values() if one.slots is not None]
+        target.load.slots = sum(slots) if slots else None

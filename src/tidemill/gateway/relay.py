@@ -1,0 +1,363 @@
+"""One request from its body to the last byte of its answer: targets are tried until one answers,
+and what it says is passed on as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tidemill.base.clock import monotonic
+from tidemill.base.log import get_logger
+from tidemill.gateway.asked import Asked
+from tidemill.gateway.continued import Continuation, continues
+from tidemill.gateway.counted import Counted, usage_part
+from tidemill.gateway.fleet import Fleet, Route
+from tidemill.gateway.framed import Ends, Whole, is_comment, without_usage
+from tidemill.gateway.metrics import GatewayMetrics
+from tidemill.gateway.opened import Failed, Opened, Refused, message_of, open_answer
+from tidemill.gateway.translate.translator import MALFORMED
+from tidemill.gateway.wire.connection import Lost
+from tidemill.gateway.wire.kinds import CHAT, MESSAGES
+from tidemill.generation.caller import UNLIMITED, Caller, Reservation
+from tidemill.server.errors import Problem, Rejection, fail, problem_response, reject
+from tidemill.server.transport.sink import AsgiSink
+from tidemill.server.transport.stream import while_connected
+
+log = get_logger(__name__)
+
+_STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+FALLBACK = "x-tidemill-fallback"
+
+
+class Relayed(Response):
+    """The answer to a request, from whichever target gives it.
+
+    Args:
+        fleet: the targets.
+        metrics: of the gateway.
+        request: the client's.
+        asked: what it asks for.
+        caller: who asks.
+        headers: that every target gets.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        metrics: GatewayMetrics,
+        request: Request,
+        asked: Asked,
+        caller: Caller,
+        headers: Mapping[bytes, bytes],
+    ) -> None:
+        super().__init__()
+        self._fleet = fleet
+        self._metrics = metrics
+        self._request = request
+        self._asked = asked
+        self._caller = caller
+        self._forwarded = headers
+        self._counted = Counted(asked.model, asked.prompt_tokens)
+        self._tried: list[str] = []
+        self._began = False  # the response has begun
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve; a client that leaves ends the request at its target."""
+        await while_connected(receive, self._serve(scope, receive, send))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = self._request.state
+        state.generation = self._counted
+        sink = AsgiSink(send)
+        reserved: Reservation = UNLIMITED
+        try:
+            reserved = await self._reserve()
+            async with AsyncExitStack() as stack:
+                opened = await self._open(self._asked)
+                stack.push_async_callback(opened.aclose)
+                state.hold.close()
+                self._describe(opened)
+                if opened.connection is None:
+                    await self._write_whole(sink, opened)
+                else:
+                    await self._write_stream(sink, opened, stack)
+        except Refused as refused:
+            await self._refuse(refused, scope, receive, send)
+        except Exception as error:
+            if isinstance(error, Failed):
+                error = Rejection(error.problem)
+            problem = fail(self._request, error)
+            if self._began:
+                await sink.write(self._failure(problem), more=False)
+            else:
+                await problem_response(problem, state.error_body)(scope, receive, send)
+        finally:
+            self._settle(reserved)
+
+    # -- accounts ------------------------------------------------------------------------------
+
+    async def _reserve(self) -> Reservation:
+        quota, asked = self._caller.quota, self._asked
+        if quota is None:
+            return UNLIMITED
+        most = asked.most or max(asked.expected, 1)
+        return await quota.reserve(asked.model, asked.prompt_tokens, asked.expected, most)
+
+    def _settle(self, reserved: Reservation) -> None:
+        counted = self._counted
+        if counted.admitted:
+            reserved.settle(counted.prompt_tokens, counted.cached_tokens, counted.completion_tokens)
+        else:
+            reserved.release()
+
+    def _count(self, opened: Opened, answer: bytes, parts: int) -> None:
+        counted = self._counted
+        counted.admitted = True
+        counted.read(answer, parts)
+        opened.route.target.spend(counted.prompt_tokens, counted.completion_tokens)
+
+    # -- targets -------------------------------------------------------------------------------
+
+    async def _open(self, asked: Asked) -> Opened:
+        """The answer of the first model, and of its targets, that gives one."""
+        self._fleet.began()
+        problem: Exception | None = None
+        for model in self._fleet.order(asked.model):
+            try:
+                named = asked if model == asked.model else asked.named(model)
+                return await self._open_model(named)
+            except Rejection as error:
+                problem = problem or error
+                if error.problem.status < 429:
+                    raise
+            except Failed as error:
+                problem = problem or error
+            self._tried.clear()
+        assert problem is not None
+        raise problem
+
+    async def _open_model(self, asked: Asked) -> Opened:
+        routing = self._fleet.config.routing
+        failed: Failed | None = None
+        for _ in range(1 + routing.retries):
+            if failed is not None and not self._fleet.may_retry():
+                break
+            try:
+                route = await self._route(asked)
+            except Rejection:
+                if failed is None:
+                    raise
+                break
+            try:
+                return await self._first_of(route, asked)
+            except Failed as error:
+                self._metrics.failed(route.target.name)
+                if route.target.health.opened is not None:
+                    self._fleet.forget(route.target)
+                failed = error
+        assert failed is not None
+        raise failed
+
+    async def _route(self, asked: Asked) -> Route:
+        route = await self._fleet.route(asked, self._tried)
+        self._tried.append(route.target.name)
+        self._metrics.given(route.target.name)
+        return route
+
+    async def _first_of(self, route: Route, asked: Asked) -> Opened:
+        """The answer of a target; where the configuration says so, or of a second one."""
+        routing = self._fleet.config.routing
+        first = asyncio.ensure_future(open_answer(route, self._forwarded, routing))
+        running = {first}
+        try:
+            if routing.hedge_seconds is not None:
+                await asyncio.wait(running, timeout=routing.hedge_seconds)
+                if not first.done() and self._fleet.may_retry():
+                    second = await self._second(asked)
+                    if second is not None:
+                        running.add(
+                            asyncio.ensure_future(open_answer(second, self._forwarded, routing))
+                        )
+            left = set(running)
+            while True:
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                answered = next((one for one in done if one.exception() is None), None)
+                if answered is not None or not left:
+                    running.discard(answered or done.copy().pop())
+                    return (answered or next(iter(done))).result()
+        finally:
+            for task in running:
+                task.cancel()
+            for found in await asyncio.gather(*running, return_exceptions=True):
+                if isinstance(found, Opened):  # both answered at once
+                    found.route.end()
+                    await found.aclose()
+
+    async def _second(self, asked: Asked) -> Route | None:
+        try:
+            return await self._route(asked)
+        except Rejection:
+            return None
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _describe(self, opened: Opened) -> None:
+        """Headers that say who answers."""
+        state, route = self._request.state, opened.route
+        state.model = self._counted.model = route.asked.model
+        answer = {**opened.headers, "x-tidemill-target": route.target.name}
+        if route.asked.model != self._asked.model:
+            answer[FALLBACK] = f"{self._asked.model} -> {route.asked.model}"
+            self._metrics.fallbacks.inc()
+        state.answer_headers = {**getattr(state, "answer_headers", {}), **answer}
+
+    def _said(self, opened: Opened, data: bytes) -> bytes:
+        """An answer's beginning, with a member that names the fallback where one answers."""
+        answered = opened.route.asked.model
+        if answered == self._asked.model or b"{" not in data:
+            return data
+        note = msgspec.json.encode({"asked": self._asked.model, "answered": answered})
+        comma = b"" if data.partition(b"{")[2].lstrip().startswith(b"}") else b","
+        return data.replace(b"{", b'{"tidemill_fallback":' + note + comma, 1)
+
+    async def _write_whole(self, sink: AsgiSink, opened: Opened) -> None:
+        body, made = opened.first, opened.translator
+        self._count(opened, usage_part(body), 0)
+        opened.route.end(self._counted.completion_tokens)
+        if made is not None:
+            try:
+                body = made.whole(body)
+            except MALFORMED:
+                message = f"the answer of the target {opened.route.target.name} is malformed"
+                raise reject(502, message, code="target_failed") from None
+        body = self._said(opened, body)
+        kind = b"application/json" if made is not None else opened.content_type
+        await sink.start(200, [(b"content-type", kind), (b"content-length", b"%d" % len(body))])
+        self._counted.finished = True
+        await sink.write(body, more=False)
+
+    async def _write_stream(self, sink: AsgiSink, opened: Opened, stack: AsyncExitStack) -> None:
+        made, ends = opened.translator, Ends()
+        kind = b"text/event-stream; charset=utf-8" if made is not None else opened.content_type
+        asked = self._asked
+        strips = asked.path == CHAT and made is None and not _wants_usage(asked)
+        await sink.start(200, [(b"content-type", kind), *_STREAM_HEADERS])
+        self._began = True
+        said = opened.route.asked.model == asked.model
+        try:
+            async with aclosing(self._parts(opened, ends, stack)) as parts:
+                async for part in parts:
+                    data = part if made is None else made.feed(part)
+                    if strips:
+                        data = without_usage(data)
+                    if not said and data:
+                        data, said = self._said(opened, data), True
+                    if data:
+                        await sink.write(data)
+            self._counted.finished = True
+        finally:
+            self._count(opened, ends.text, max(0, ends.parts - 2))
+            opened.route.end(self._counted.completion_tokens)
+        await sink.write(b"" if made is None else made.end(), more=False)
+
+    async def _parts(
+        self, opened: Opened, ends: Ends, stack: AsyncExitStack
+    ) -> AsyncGenerator[bytes, None]:
+        """Whole events of an answer; after the death of its target, of the one that goes on.
+
+        Raises:
+            Rejection: the answer cannot be gone on with.
+        """
+        sent = Continuation(opened) if continues(opened) else None
+        silence = self._fleet.config.routing.silence_seconds
+        whole = Whole(events=b"event-stream" in opened.content_type)
+        data, current = opened.first, opened
+        while True:
+            try:
+                while data:
+                    part = whole.feed(data)
+                    if part and not is_comment(part):
+                        ends.note(part)
+                    if sent is not None:
+                        part = sent.take(part)
+                    if part:
+                        yield part
+                    assert current.connection is not None
+                    data = await _next(current, silence)
+                if rest := whole.rest():
+                    yield rest
+                return
+            except Lost as lost:
+                route = current.route
+                route.target.health.failed(monotonic(), str(lost))
+                self._metrics.lost(route.target.name)
+                log.warning("target %s was lost within an answer: %s", route.target.name, lost)
+                if sent is None or not sent.possible:
+                    raise reject(502, _broken(route), code="target_lost") from None
+                current = await self._go_on(current, sent)
+                stack.push_async_callback(current.aclose)
+                stack.callback(current.route.end)
+                whole = Whole(events=True)
+                data = current.first
+
+    async def _go_on(self, lost: Opened, sent: Continuation) -> Opened:
+        try:
+            opened = await self._open_model(lost.route.asked)
+        except (Failed, Rejection, Refused):
+            raise reject(502, _broken(lost.route), code="target_lost") from None
+        if opened.connection is None or not opened.route.target.kind.continues:
+            await opened.aclose()
+            raise reject(502, _broken(lost.route), code="target_lost")
+        sent.again()
+        self._metrics.continued.inc()
+        return opened
+
+    # -- errors --------------------------------------------------------------------------------
+
+    async def _refuse(self, refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass an error of the target on; in another dialect, with its message."""
+        state = self._request.state
+        kind = "invalid_request_error"
+        problem = Problem(refused.status, kind, message_of(refused.body), None, "refused")
+        state.problem = problem
+        response = problem_response(problem, state.error_body)
+        if refused.same and refused.body:
+            response = Response(refused.body, refused.status, media_type="application/json")
+        await response(scope, receive, send)
+
+    def _failure(self, problem: Problem) -> bytes:
+        """The last event of a stream that fails, in the client's dialect."""
+        body: bytes = self._request.state.error_body(problem)
+        path = self._asked.path
+        if path == MESSAGES or path == "/v1/responses":
+            return b"event: error\ndata: " + body + b"\n\n"
+        if path.startswith("/api/"):
+            return body + b"\n"
+        return b"data: " + body + b"\n\n"
+
+
+async def _next(opened: Opened, silence: float) -> bytes:
+    assert opened.connection is not None
+    try:
+        async with asyncio.timeout(silence):
+            return await opened.connection.read()
+    except TimeoutError:
+        raise Lost(f"nothing came for {silence:g} s") from None
+
+
+def _wants_usage(asked: Asked) -> bool:
+    options = asked.members.get("stream_options")
+    return options is not None and b'"include_usage":true' in bytes(options).replace(b" ", b"")
+
+
+def _broken(route: Route) -> str:
+    return (
+        f"the target {route.target.name} was lost within this answer, and no other can go on with "
+        "it; send the request again"
+    )

@@ -1,0 +1,174 @@
+"""`tidemill gateway`: a server whose models are at other servers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidemill.base.build import build_id
+from tidemill.base.heap import use_few_arenas
+from tidemill.base.log import get_logger
+from tidemill.contract.prices import Prices
+from tidemill.contract.quotas import Defaults
+from tidemill.gateway.config import GatewayConfig
+from tidemill.gateway.fleet import Fleet
+from tidemill.gateway.probe import Probes
+from tidemill.gateway.routes import Gateway
+from tidemill.server.access.limits import Limits
+from tidemill.server.access.security import Security
+from tidemill.server.app import DIALECTS, make_http_server
+from tidemill.server.context import ServerContext
+from tidemill.server.transport.http import HttpServer
+from tidemill.server.transport.listen import url_of
+
+if TYPE_CHECKING:
+    from tidemill.server.quotas.service import QuotaService
+    from tidemill.store.location import Location
+
+log = get_logger(__name__)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """Settings of `gateway`.
+
+    Attributes:
+        config: its file.
+        limits: bounds of the API.
+        security: keys, certificates, origins.
+        drain_timeout: seconds for requests in flight after a signal.
+        database: where keys, limits, usage and audit are kept; None: nowhere.
+        home: ``TIDEMILL_HOME``.
+        prices: of models.
+        quotas: limits of each level.
+    """
+
+    config: GatewayConfig
+    limits: Limits = field(default_factory=Limits)
+    security: Security = field(default_factory=Security)
+    drain_timeout: float = 30.0
+    database: Location | None = None
+    home: Path | None = None
+    prices: Prices = field(default_factory=Prices)
+    quotas: Defaults = field(default_factory=Defaults)
+
+
+def serve(options: GatewayOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        options: what to run.
+        listener: from `listen.bind`.
+        say: called with each line of progress.
+
+    Returns:
+        The exit code.
+    """
+    import uvloop
+
+    use_few_arenas()
+    return uvloop.run(_run(options, listener, say))
+
+
+async def _run(options: GatewayOptions, listener: socket.socket, say: Say) -> int:
+    context, quotas = make_context(options)
+    fleet = Fleet(options.config)
+    http = make_gateway(context, fleet, options.security, drain_seconds=options.drain_timeout)
+    probes = Probes(fleet)
+    probes.start()
+    stopping = asyncio.Event()
+
+    def stop() -> None:
+        http.force_exit = stopping.is_set()  # a second signal waits for nothing
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    if options.security.reloadable:
+        reloads = set[asyncio.Task[None]]()
+
+        def reload() -> None:
+            task = asyncio.ensure_future(options.security.reload())
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    serving = asyncio.ensure_future(http.serve(sockets=[listener]))
+    url = url_of(listener, tls=options.security.certificates is not None)
+    names = ", ".join(target.name for target in fleet.targets)
+    say(f"serving {len(fleet.targets)} targets ({names}) on {url}")
+    quotas.start()
+    if options.security.stored is not None and context.storage is not None:
+        options.security.stored.follow(context.storage)
+    stopped = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
+        say(f"stopping; requests in flight have {options.drain_timeout:g} s")
+        context.host.drain("the gateway is shutting down; send the request again later")
+        http.stop()
+        await serving
+    finally:
+        stopped.cancel()
+        await probes.close()
+        if context.recorder is not None:
+            await context.recorder.close()
+        if context.storage is not None:
+            await context.storage.close()
+    return 0
+
+
+def make_gateway(
+    context: ServerContext, fleet: Fleet, security: Security, *, drain_seconds: float
+) -> HttpServer:
+    """The HTTP server of a gateway.
+
+    Args:
+        context: without models of its own.
+        fleet: the targets.
+        security: as of a server; where keys' requests may be served is up to the targets' tags.
+        drain_seconds: for requests in flight after `stop`.
+    """
+    gateway = Gateway(fleet, context)
+    return make_http_server(
+        context,
+        drain_seconds=round(drain_seconds),
+        security=replace(security, region=None),
+        dialects=gateway.dialects(DIALECTS),
+        operators=gateway.operators(),
+    )
+
+
+def make_context(options: GatewayOptions) -> tuple[ServerContext, QuotaService]:
+    """The server's state, and its limits, which are to be started."""
+    from tidemill.server.quotas.service import QuotaService
+
+    context = ServerContext(
+        limits=options.limits,
+        build=build_id(),
+        keys=options.security.keys,
+        home=options.home,
+        page=False,
+    )
+    if options.database is not None:
+        from tidemill.metrics.database import DatabaseMetrics
+        from tidemill.server.storage import Storage
+
+        context.storage = Storage(options.database, DatabaseMetrics(context.metrics.registry))
+        if options.home is not None:
+            from tidemill.server.records import keep_records
+
+            keep_records(context, options.home, options.prices)
+    registry = context.metrics.registry
+    service = QuotaService(options.quotas, options.prices, registry, context.storage)
+    context.quotas = service.gate
+    if options.security.keys.closed:
+        service.limit()
+    return context, service

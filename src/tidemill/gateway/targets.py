@@ -1,0 +1,148 @@
+"""A target as it runs: its connections, load and health, and requests as it takes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from tidemill.base.clock import monotonic
+from tidemill.gateway.asked import Asked
+from tidemill.gateway.config import RoutingConfig, TargetConfig
+from tidemill.gateway.routing.health import Health
+from tidemill.gateway.routing.load import Load
+from tidemill.gateway.routing.policy import Facts
+from tidemill.gateway.wire.pool import Pool
+
+BUDGET_SECONDS = 86400.0
+_TRUE = msgspec.Raw(b"true")
+_USAGE = msgspec.Raw(b'{"include_usage":true}')
+
+
+class Target:
+    """See the module docstring.
+
+    Args:
+        config: its part of the file.
+        routing: how long is waited for it.
+
+    Attributes:
+        listed: the models that it said it has, where the file names none.
+    """
+
+    def __init__(self, config: TargetConfig, routing: RoutingConfig) -> None:
+        self.config = config
+        self.name = config.name
+        self.kind = config.its
+        self.where = config.where
+        self.address = config.address
+        self.load = Load()
+        self.health = Health()
+        self.pool = Pool(self.address, config.max_active, routing.connect_seconds)
+        self.listed: frozenset[str] = frozenset()
+        self._names = dict(config.names)
+        self._spent = 0.0
+        self._spent_since = monotonic()
+        self._head = self._make_head()
+
+    # -- what it has ---------------------------------------------------------------------------
+
+    @property
+    def models(self) -> list[str]:
+        """Names here of what it serves."""
+        return list(self._names) if self._names else sorted(self.listed)
+
+    def has(self, model: str) -> bool:
+        """Whether it serves a model."""
+        return model in self._names if self._names else model in self.listed
+
+    def speaks(self, path: str) -> bool:
+        """Whether it answers a route, as it is or translated."""
+        from tidemill.gateway.translate.table import translated
+
+        return self.kind.serves(path) or translated(self.kind, path) is not None
+
+    @property
+    def within_budget(self) -> bool:
+        """It may still cost something today."""
+        budget = self.config.budget
+        if monotonic() - self._spent_since > BUDGET_SECONDS:
+            self._spent, self._spent_since = 0.0, monotonic()
+        return budget is None or self._spent < budget
+
+    def cost(self, prompt: int, answer: int) -> float:
+        """Of so many tokens."""
+        price = self.config.price
+        return (prompt * price.input + answer * price.output) / 1e6
+
+    def spend(self, prompt: int, answer: int) -> None:
+        """So many tokens were used."""
+        self._spent += self.cost(prompt, answer)
+
+    def facts(self, asked: Asked, now: float, cached: int, *, session: bool) -> Facts:
+        """It as a request sees it; `cached` in tokens of the prompt."""
+        load, prompt = self.load, asked.prompt_tokens
+        return Facts(
+            *(self.name, load.waiting(now), min(cached, prompt), load.rate, load.floor(now)),
+            *(load.active, load.given, self.cost(prompt, asked.expected)),
+            *(self.config.carbon * (prompt + asked.expected) / 1e6, session),
+        )
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def request(self, asked: Asked, headers: Mapping[bytes, bytes]) -> bytes:
+        """The bytes of a request, head and body.
+
+        Args:
+            asked: what is asked for, in a dialect that it speaks.
+            headers: further ones.
+        """
+        members = dict(asked.members)
+        if "model" in members or self.kind.routes is not None:
+            members["model"] = msgspec.Raw(msgspec.json.encode(self.named(asked.model)))
+        if asked.salt and self.kind.salted:
+            members["cache_salt"] = msgspec.Raw(msgspec.json.encode(asked.salt))
+        if asked.seed is not None and self.kind.continues:
+            members["seed"] = msgspec.Raw(b"%d" % asked.seed)
+        if asked.stream and asked.path in _WITH_USAGE and self.kind.usage:
+            members["stream_options"] = _with_usage(members.get("stream_options"))
+        return self.post(asked.path, msgspec.json.encode(members), headers)
+
+    def named(self, model: str) -> str:
+        """A model's name there."""
+        return self._names.get(model, model)
+
+    def post(self, path: str, body: bytes, headers: Mapping[bytes, bytes]) -> bytes:
+        """A POST of a JSON body."""
+        more = b"".join(b"%b: %b\r\n" % item for item in headers.items())
+        length = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        return b"POST " + self._path(path) + self._head + more + length + body
+
+    def get(self, path: str) -> bytes:
+        """A GET."""
+        return b"GET " + self._path(path) + self._head + b"\r\n"
+
+    def _path(self, path: str) -> bytes:
+        return (self.address.path + path).encode()
+
+    def _make_head(self) -> bytes:
+        lines = [(b"host", self.address.authority.encode()), (b"user-agent", b"tidemill-gateway")]
+        lines += self.kind.headers
+        if self.config.key_env is not None:
+            key = os.environ[self.config.key_env].strip().encode()
+            lines.append((self.kind.key_header, self.kind.key_prefix + key))
+        return b" HTTP/1.1\r\n" + b"".join(b"%b: %b\r\n" % line for line in lines)
+
+
+_WITH_USAGE = frozenset({"/v1/chat/completions", "/v1/completions"})
+
+
+def _with_usage(options: msgspec.Raw | None) -> msgspec.Raw:
+    if options is None or bytes(options).strip() == b"null":
+        return _USAGE
+    try:
+        found = msgspec.json.decode(options, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        return options  # the target says what is wrong
+    return msgspec.Raw(msgspec.json.encode({**found, "include_usage": _TRUE}))

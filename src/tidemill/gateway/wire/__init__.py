@@ -1,0 +1,1 @@
+"""HTTP to the targets: connections that are kept, answers as they arrive."""

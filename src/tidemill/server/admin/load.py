@@ -1,0 +1,39 @@
+"""GET /load: how busy the models are, for whoever decides which server gets a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidemill.server.access.keys import Role
+from tidemill.server.context import ServerContext
+from tidemill.server.dialects.dialect import METRICS_READERS, USERS, Endpoint
+from tidemill.server.host.served import ServedModel
+from tidemill.server.transport.pieces import json_response
+
+
+async def load(context: ServerContext, request: Request) -> Response:
+    """`server_load`: choices in flight (vLLM's route of this name has it). Of each loaded model:
+    `wait`, seconds until a further request would begin to be computed, as admission predicts it;
+    `queued_tokens`; `slots`, sequences that are computed at once; `identity`: engines with equal
+    ones answer alike."""
+    models = {model.name: _of(model) for model in context.host.models if model.pipeline is None}
+    return json_response({"server_load": context.shared.choices.total, "models": models})
+
+
+def _of(model: ServedModel) -> dict[str, Any]:
+    admission, info = model.admission, model.info
+    return {
+        "wait": round(admission.predicted_wait, 4),
+        "queued_tokens": admission.waiting_tokens,
+        "slots": info.max_num_seqs,
+        "identity": info.identity,
+    }
+
+
+ENDPOINTS = (
+    # Whoever may send requests may know how long they would wait.
+    Endpoint("GET", "/load", load, roles=USERS | METRICS_READERS | {Role.AUDITOR}),
+)

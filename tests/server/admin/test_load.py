@@ -1,0 +1,23 @@
+"""/load: what a gateway asks."""
+
+from __future__ import annotations
+
+import httpx
+from helpers.live_server import fake_context, serving
+from helpers.scripted_engine import ScriptedEngine
+
+
+def test_load_of_an_idle_server() -> None:
+    context = fake_context(ScriptedEngine(lambda request, choice: [97] * 5))
+    [model] = context.host.models
+    with serving(context) as url:
+        found = httpx.get(f"{url}/load").json()
+    assert found["server_load"] == 0
+    assert found["models"] == {
+        model.name: {
+            "wait": 0.0,
+            "queued_tokens": 0,
+            "slots": model.info.max_num_seqs,
+            "identity": model.info.identity,
+        }
+    }
