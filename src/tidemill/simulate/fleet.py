@@ -79,7 +79,7 @@ class Fleet:
                 load.waiting(now),
                 _BLOCK_TOKENS * cached(name, keys) if keys else 0,
                 load.rate,
-                load.floor,
+                load.floor(now),
                 load.active,
                 load.given,
             )
