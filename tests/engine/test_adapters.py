@@ -17,6 +17,7 @@ from helpers.tiny_folder import write_folder
 
 from tidemill.base.errors import TidemillError
 from tidemill.contract.config import EngineConfig
+from tidemill.contract.history import Miss
 from tidemill.contract.request import AdapterUse, EngineRequest
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import AdapterInfo, Controlled, Sleep, Wake
@@ -300,3 +301,15 @@ async def test_an_engine_that_dies_is_replaced_and_loads_them_again(
             assert await answer("again", i, 100) == tokens
     finally:
         await engine.close()
+
+
+def test_what_is_cached_for_another_adapter_is_told_as_the_cause(
+    engine: InprocEngine, folder: Path
+) -> None:
+    prompt, found = [7, 3, *range(20, 60)], []
+    for name, adapters in (("base", ()), ("a1", (use_of(engine, folder, 1),))):
+        asked = msgspec.structs.replace(request(name, adapters, prompt, 1), explain=True)
+        histories = [one.history for one in engine.run([asked]) if one.history is not None]
+        assert histories[0].prefix is not None
+        found.append((histories[0].prefix.miss, histories[0].prefix.cached))
+    assert found == [(Miss.NEW, 0), (Miss.OTHER_ADAPTER, 0)]

@@ -12,6 +12,7 @@ from helpers.fake_engine import VOCAB, fake_core
 
 from tidemill.backends.base import StepInputs
 from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.contract.history import PreemptionCause
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
 from tidemill.engine.offline import InprocEngine
 
@@ -127,9 +128,12 @@ def test_a_squeeze_preempts_and_is_lifted(made: tuple[InprocEngine, FakeBackend]
     backend.fail_if = fails
     sizes: list[int] = []
     backend.on_step = lambda x: sizes.append(len(x.context_len))
-    batch = [request(f"r{i}", [i + 1], 400, seed=i) for i in range(20)]
-    _run(engine, batch)
+    batch = [request(f"r{i}", [i + 1], 400, seed=i, explain=True) for i in range(20)]
+    outputs = _run(engine, batch)
     assert failures == 1
+    histories = [one.history for made in outputs.values() for one in made if one.history]
+    causes = [one.cause for history in histories for one in history.preemptions]
+    assert len(histories) == 20 and causes.count(PreemptionCause.OUT_OF_MEMORY) == 10
     after = sizes[sizes.index(20) + 3 :]
     assert max(after[:60]) <= 10 and max(after) == 20
     assert engine.stats.preemptions >= 10

@@ -7,6 +7,7 @@ import pytest
 from helpers.drive import request
 from helpers.real_engine import VOCAB, real_engine
 
+from tidemill.contract.history import Miss
 from tidemill.engine.offline import InprocEngine
 
 BLOCK = 16  # of real_engine
@@ -61,6 +62,19 @@ def test_prompts_start_where_others_parted(backend: str, model: str, step: int) 
     assert [tokens for tokens, *_ in got] == [tokens for tokens, *_ in want]
     if backend == "native":  # to the bit
         assert [logprobs for _, logprobs, _ in got] == [logprobs for _, logprobs, _ in want]
+
+
+def test_a_block_without_a_state_is_told_as_the_cause() -> None:
+    system, found = _tokens(70, 1), []
+    engine = real_engine("native", model="recurrent")
+    for i in range(3):
+        asked = request(f"r{i}", system + _tokens(30, 2 + i), 2, explain=True)
+        histories = [one.history for one in engine.run([asked]) if one.history is not None]
+        assert histories[0].prefix is not None
+        found.append((histories[0].prefix.miss, histories[0].prefix.cached))
+    engine.close()
+    shared = len(system) // BLOCK * BLOCK
+    assert found == [(Miss.NEW, 0), (Miss.STATE, 0), (Miss.PARTED, shared)]
 
 
 def test_few_snapshots_are_bounded_and_right() -> None:

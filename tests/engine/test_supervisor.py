@@ -24,6 +24,7 @@ from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason,
 from tidemill.contract.sampling import SamplingParams
 from tidemill.engine import spawn, supervisor
 from tidemill.engine.restarts import RestartPolicy
+from tidemill.engine.streams import Stream
 from tidemill.engine.supervisor import Recovery, SupervisedEngine, Supervision
 
 POISON = 77
@@ -189,10 +190,14 @@ async def test_a_stopped_engine_is_replaced(engine: Engine) -> None:
     want = await _all(engine, _batch("calm", 24))
     before = engine.received
     got = asyncio.ensure_future(_all(engine, _batch("storm", 24)))
+    explained = engine.engine.submit(msgspec.structs.replace(_request(99, "x"), explain=True))
     await engine.told(1.02 * before)  # six requests are over in 0.1 s, before they are told
     await engine.kill(signal.SIGSTOP)
     assert [recovery.cause for recovery in engine.seen] == ["stall"]
     assert await got == want
+    await _collect(explained)
+    assert isinstance(explained, Stream) and explained.facts is not None
+    assert [life.cause for life in explained.facts.lives] == ["stall", ""]
 
 
 async def test_an_idle_engine_that_is_stopped_is_replaced_when_asked(engine: Engine) -> None:

@@ -76,6 +76,22 @@ def test_what_was_evicted_is_known() -> None:
     assert miss == Miss.EVICTED and cached < len(PROMPT)
 
 
+def test_without_a_free_block_what_begins_alike_is_computed() -> None:
+    machine = Machine(num_blocks=8)
+    missed(machine, "first", PROMPT[:12], max_tokens=1)  # leaves three full blocks
+    machine.submit(ask("beside", list(range(40, 57)), 3))  # holds the five others
+    machine.step()
+    # Two of them are found, and the third begins like the rest. It would be copied to a fourth.
+    assert missed(machine, "alike", PROMPT[:11], max_tokens=1) == (Miss.NO_ROOM, 8, 2)
+
+
+def test_few_tokens_that_are_alike_are_not_worth_a_copy() -> None:
+    machine = Machine(block_size=32)
+    prompt = [10 + i % 80 for i in range(70)]
+    missed(machine, "first", prompt, max_tokens=1)
+    assert missed(machine, "short", prompt[:36], max_tokens=1) == (Miss.SHORT, 32, 3)
+
+
 def test_what_another_request_was_computing() -> None:
     machine = Machine()
     machine.submit(ask("one", PROMPT), ask("two", PROMPT))

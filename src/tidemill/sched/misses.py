@@ -89,9 +89,12 @@ def _miss(
             return Miss.EVICTED, 0
         if _is_computed_now(state, seq, start, rest):
             return Miss.IN_FLIGHT, 0
-    alike = memory.alike(parent, rest, seq.media_within(start, start + size))
+    media = seq.media_within(start, start + size)
+    alike = memory.alike(parent, rest, media)
     if alike and partial_match is None and alike >= len(rest):
-        return Miss.NO_ROOM, alike
+        # Few tokens are not worth a copy, and a recurrent model has no states within blocks.
+        usable = memory.partial_match(parent, rest, media) is not None
+        return (Miss.NO_ROOM if usable else Miss.SHORT), alike
     if alike:
         return Miss.PARTED, alike
     if found >= full:
