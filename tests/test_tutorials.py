@@ -114,6 +114,12 @@ def test_commands_of_tutorials(page: Path, tmp_path: Path, environment: dict[str
     follow(found)
 
 
+def test_every_page_is_in_the_site() -> None:
+    navigation = (DOCS.parent / "site" / "site.yml").read_text()
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert {page for page in pages if f": {page}\n" not in navigation} == set()
+
+
 def flags_of(command: click.Command) -> Iterator[str]:
     for parameter in command.params:
         yield from (*parameter.opts, *parameter.secondary_opts)

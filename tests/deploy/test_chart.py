@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from tidemill.cli.main import app_of
+from tidemill.gateway.config import read
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 helm = pytest.importorskip("helm_python")
@@ -173,7 +174,9 @@ def test_a_value_that_is_wrong_is_an_error_that_names_it() -> None:
                 chart.render(values=values, name="chat", namespace="llm")
 
 
-def test_the_gateway_knows_every_engine_that_there_may_be() -> None:
+def test_the_gateway_knows_every_engine_that_there_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objects = rendered(
         {**CASES["keda"], "autoscaling": {"maxReplicas": 5, "keda": {"enabled": True}}}
     )
@@ -188,6 +191,14 @@ def test_the_gateway_knows_every_engine_that_there_may_be() -> None:
     gateway = of_kind(objects, "Deployment", "chat-tidemill-gateway")
     names = {each["name"] for each in gateway["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert {target["key_env"] for target in targets} <= names
+    (file := tmp_path / "gateway.toml").write_text(text)
+    monkeypatch.setenv("ENGINE_KEY", "0123456789abcdef")
+    assert [target.name for target in read(file).targets] == [t["name"] for t in targets]
+    arguments = gateway["spec"]["template"]["spec"]["containers"][0]["args"]
+    known = {
+        flag for option in app_of(["gateway"]).commands["gateway"].params for flag in option.opts
+    }
+    assert {each.partition("=")[0] for each in arguments[1:]} <= known
     api = of_kind(objects, "Service", "chat-tidemill")
     assert api["spec"]["selector"]["app.kubernetes.io/component"] == "gateway"
 
@@ -195,12 +206,15 @@ def test_the_gateway_knows_every_engine_that_there_may_be() -> None:
 def test_engines_without_a_common_database_have_none() -> None:
     def database(values: dict[str, Any]) -> Any:
         _, container = next(containers(rendered(values)))
+        names = [each["name"] for each in container["env"]]
+        assert len(names) == len(set(names))
         return {e["name"]: e for e in container["env"]}.get("TIDEMILL_DATABASE")
 
     assert database({}) is None, "one engine keeps a file beside its models"
     assert database({"replicas": 2})["value"] == "none"
-    shared = database({"replicas": 2, "database": {"url": "postgresql://u:p@host/name"}})
-    assert shared["valueFrom"]["secretKeyRef"]["key"] == "url"
+    postgres = {"replicas": 2, "database": {"url": "postgresql://u:p@host/name"}}
+    assert database(postgres)["valueFrom"]["secretKeyRef"]["key"] == "url"
+    assert database({**postgres, "gateway": {"enabled": True}})["value"] == "none", "counted once"
 
 
 def test_kserve_is_told_what_tidemill_takes(tmp_path: Path) -> None:

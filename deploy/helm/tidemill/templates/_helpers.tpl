@@ -62,18 +62,21 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* What every server has: keys, the secret that hashes them, the database. */}}
+{{/* What every server has: keys, and the secret that hashes them. */}}
 {{- define "tidemill.environment" -}}
 - name: TIDEMILL_API_KEY
   valueFrom: {secretKeyRef: {name: {{ include "tidemill.authSecret" . }}, key: api-key}}
 - name: TIDEMILL_SECRET
   valueFrom: {secretKeyRef: {name: {{ include "tidemill.authSecret" . }}, key: secret}}
-{{- if include "tidemill.hasDatabase" . }}
+{{- end }}
+
+{{/* The database: the one that servers share, or a file beside the models of one that is alone, or none. */}}
+{{- define "tidemill.database" -}}
+{{- if include "tidemill.hasDatabase" .context }}
 - name: TIDEMILL_DATABASE
-  valueFrom: {secretKeyRef: {name: {{ include "tidemill.databaseSecret" . }}, key: url}}
-{{- else if not (include "tidemill.alone" .) }}
-- name: TIDEMILL_DATABASE
-  value: none
+  valueFrom: {secretKeyRef: {name: {{ include "tidemill.databaseSecret" .context }}, key: url}}
+{{- else if not .alone }}
+- {name: TIDEMILL_DATABASE, value: none}
 {{- end }}
 {{- end }}
 
