@@ -4,10 +4,9 @@ and what it says is passed on as it comes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,15 +14,14 @@ from starlette.types import Receive, Scope, Send
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.gateway.asked import Asked
-from tidemill.gateway.continued import Continuation, continues
 from tidemill.gateway.counted import Counted, usage_part
 from tidemill.gateway.fleet import Fleet, Route
-from tidemill.gateway.framed import Ends, Whole, is_comment, without_usage
 from tidemill.gateway.metrics import GatewayMetrics
 from tidemill.gateway.opened import Failed, Opened, Refused, message_of, open_answer
+from tidemill.gateway.passage import Passage, fallback_note, noted
 from tidemill.gateway.translate.translator import MALFORMED
 from tidemill.gateway.wire.connection import Lost
-from tidemill.gateway.wire.kinds import CHAT, MESSAGES
+from tidemill.gateway.wire.kinds import MESSAGES
 from tidemill.generation.caller import UNLIMITED, Caller, Reservation
 from tidemill.server.errors import Problem, Rejection, fail, problem_response, reject
 from tidemill.server.transport.sink import AsgiSink
@@ -173,17 +171,17 @@ class Relayed(Response):
     async def _first_of(self, route: Route, asked: Asked) -> Opened:
         """The answer of a target; where the configuration says so, or of a second one."""
         routing = self._fleet.config.routing
+        if routing.hedge_seconds is None:
+            return await open_answer(route, self._forwarded, routing)
         first = asyncio.ensure_future(open_answer(route, self._forwarded, routing))
         running = {first}
         try:
-            if routing.hedge_seconds is not None:
-                await asyncio.wait(running, timeout=routing.hedge_seconds)
-                if not first.done() and self._fleet.may_retry():
-                    second = await self._second(asked)
-                    if second is not None:
-                        running.add(
-                            asyncio.ensure_future(open_answer(second, self._forwarded, routing))
-                        )
+            await asyncio.wait(running, timeout=routing.hedge_seconds)
+            if not first.done() and self._fleet.may_retry():
+                second = await self._second(asked)
+                if second is not None:
+                    opening = open_answer(second, self._forwarded, routing)
+                    running.add(asyncio.ensure_future(opening))
             left = set(running)
             while True:
                 done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
@@ -217,15 +215,6 @@ class Relayed(Response):
             self._metrics.fallbacks.inc()
         state.answer_headers = {**getattr(state, "answer_headers", {}), **answer}
 
-    def _said(self, opened: Opened, data: bytes) -> bytes:
-        """An answer's beginning, with a member that names the fallback where one answers."""
-        answered = opened.route.asked.model
-        if answered == self._asked.model or b"{" not in data:
-            return data
-        note = msgspec.json.encode({"asked": self._asked.model, "answered": answered})
-        comma = b"" if data.partition(b"{")[2].lstrip().startswith(b"}") else b","
-        return data.replace(b"{", b'{"tidemill_fallback":' + note + comma, 1)
-
     async def _write_whole(self, sink: AsgiSink, opened: Opened) -> None:
         body, made = opened.first, opened.translator
         self._count(opened, usage_part(body), 0)
@@ -236,77 +225,80 @@ class Relayed(Response):
             except MALFORMED:
                 message = f"the answer of the target {opened.route.target.name} is malformed"
                 raise reject(502, message, code="target_failed") from None
-        body = self._said(opened, body)
+        answered = opened.route.asked.model
+        if answered != self._asked.model and b"{" in body:
+            body = noted(body, fallback_note(self._asked.model, answered))
         kind = b"application/json" if made is not None else opened.content_type
         await sink.start(200, [(b"content-type", kind), (b"content-length", b"%d" % len(body))])
         self._counted.finished = True
         await sink.write(body, more=False)
 
     async def _write_stream(self, sink: AsgiSink, opened: Opened, stack: AsyncExitStack) -> None:
-        made, ends = opened.translator, Ends()
-        kind = b"text/event-stream; charset=utf-8" if made is not None else opened.content_type
-        asked = self._asked
-        strips = asked.path == CHAT and made is None and not _wants_usage(asked)
+        passage = Passage(self._asked, opened)
+        translated = opened.translator is not None
+        kind = b"text/event-stream; charset=utf-8" if translated else opened.content_type
         await sink.start(200, [(b"content-type", kind), *_STREAM_HEADERS])
         self._began = True
-        said = opened.route.asked.model == asked.model
+        current = opened
         try:
-            async with aclosing(self._parts(opened, ends, stack)) as parts:
-                async for part in parts:
-                    data = part if made is None else made.feed(part)
-                    if strips:
-                        data = without_usage(data)
-                    if not said and data:
-                        data, said = self._said(opened, data), True
-                    if data:
-                        await sink.write(data)
-            self._counted.finished = True
-        finally:
-            self._count(opened, ends.text, max(0, ends.parts - 2))
-            opened.route.end(self._counted.completion_tokens)
-        await sink.write(b"" if made is None else made.end(), more=False)
-
-    async def _parts(
-        self, opened: Opened, ends: Ends, stack: AsyncExitStack
-    ) -> AsyncGenerator[bytes, None]:
-        """Whole events of an answer; after the death of its target, of the one that goes on.
-
-        Raises:
-            Rejection: the answer cannot be gone on with.
-        """
-        sent = Continuation(opened) if continues(opened) else None
-        silence = self._fleet.config.routing.silence_seconds
-        whole = Whole(events=b"event-stream" in opened.content_type)
-        data, current = opened.first, opened
-        while True:
-            try:
-                while data:
-                    part = whole.feed(data)
-                    if part and not is_comment(part):
-                        ends.note(part)
-                    if sent is not None:
-                        part = sent.take(part)
-                    if part:
-                        yield part
-                    assert current.connection is not None
-                    data = await _next(current, silence)
-                if rest := whole.rest():
-                    yield rest
-                return
-            except Lost as lost:
-                route = current.route
-                route.target.health.failed(monotonic(), str(lost))
-                self._metrics.lost(route.target.name)
-                log.warning("target %s was lost within an answer: %s", route.target.name, lost)
-                if sent is None or not sent.possible:
-                    raise reject(502, _broken(route), code="target_lost") from None
-                current = await self._go_on(current, sent)
+            while True:
+                try:
+                    await self._pass_on(sink, passage, current)
+                    break
+                except Lost as lost:
+                    self._note_lost(current.route, lost)
+                    if not passage.may_go_on:
+                        raise reject(502, _broken(current.route), code="target_lost") from None
+                current = await self._go_on(current)
                 stack.push_async_callback(current.aclose)
                 stack.callback(current.route.end)
-                whole = Whole(events=True)
-                data = current.first
+                passage.again()
+            self._counted.finished = True
+        finally:
+            self._count(opened, passage.ends.text, max(0, passage.ends.parts - 2))
+            opened.route.end(self._counted.completion_tokens)
+        await sink.write(passage.rest(), more=False)
 
-    async def _go_on(self, lost: Opened, sent: Continuation) -> Opened:
+    async def _pass_on(self, sink: AsgiSink, passage: Passage, opened: Opened) -> None:
+        """All parts of an answer.
+
+        Raises:
+            Lost: its target was lost.
+            Rejection: it is not the answer that was begun.
+        """
+        connection, silence = opened.connection, self._fleet.config.routing.silence_seconds
+        assert connection is not None
+        # The first part by `send`: it takes the response's head with it.
+        if out := passage.feed(opened.first):
+            await sink.write(out)
+        write: Callable[[bytes], bool] | None = self._request.scope.get("extensions", {}).get(
+            "tidemill.write"
+        )
+        held: list[bytes] = []
+
+        def push(data: bytes) -> bool:
+            out = passage.feed(data)
+            if not out:
+                return True
+            if write is not None and write(out):
+                return True
+            if write is None:
+                held.append(out)
+            return False
+
+        while not await connection.push(push, silence):
+            # Waits for the reader, and without `write` sends what there is.
+            await sink.write(b"".join(held))
+            held.clear()
+        if held:
+            await sink.write(b"".join(held))
+
+    def _note_lost(self, route: Route, lost: Lost) -> None:
+        route.target.health.failed(monotonic(), str(lost))
+        self._metrics.lost(route.target.name)
+        log.warning("target %s was lost within an answer: %s", route.target.name, lost)
+
+    async def _go_on(self, lost: Opened) -> Opened:
         try:
             opened = await self._open_model(lost.route.asked)
         except (Failed, Rejection, Refused):
@@ -314,7 +306,6 @@ class Relayed(Response):
         if opened.connection is None or not opened.route.target.kind.continues:
             await opened.aclose()
             raise reject(502, _broken(lost.route), code="target_lost")
-        sent.again()
         self._metrics.continued.inc()
         return opened
 
@@ -340,20 +331,6 @@ class Relayed(Response):
         if path.startswith("/api/"):
             return body + b"\n"
         return b"data: " + body + b"\n\n"
-
-
-async def _next(opened: Opened, silence: float) -> bytes:
-    assert opened.connection is not None
-    try:
-        async with asyncio.timeout(silence):
-            return await opened.connection.read()
-    except TimeoutError:
-        raise Lost(f"nothing came for {silence:g} s") from None
-
-
-def _wants_usage(asked: Asked) -> bool:
-    options = asked.members.get("stream_options")
-    return options is not None and b'"include_usage":true' in bytes(options).replace(b" ", b"")
 
 
 def _broken(route: Route) -> str:

@@ -7,6 +7,7 @@ the target from sending. One exchange at a time.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import httptools
 
@@ -16,6 +17,7 @@ HIGH_BYTES = 1 << 18
 MAX_HEAD_BYTES = 1 << 16
 
 Headers = list[tuple[bytes, bytes]]
+Push = Callable[[bytes], bool]
 
 
 class Lost(Exception):
@@ -59,7 +61,9 @@ class Connection(asyncio.Protocol):
         self._keep = False
         self._paused = False
         self._lengthless = True
-        self._error: Lost | None = None
+        self._error: Exception | None = None
+        self._push: Push | None = None
+        self._received = 0
 
     # -- whoever sends a request ---------------------------------------------------------------
 
@@ -116,6 +120,47 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return found
 
+    async def push(self, push: Push, silence: float) -> bool:
+        """Have the body's parts taken as they arrive, without a task that wakes for each of them.
+
+        Args:
+            push: takes a part, at once; False: it takes no more for now. What it raises is raised
+                here.
+            silence: seconds without a part after which the target counts as lost.
+
+        Returns:
+            The body has ended; else `push` returned False.
+
+        Raises:
+            Lost: the connection ended first.
+        """
+        if self._parts and not push(self._take()):
+            return False
+        self._push = push
+        try:
+            while self._push is not None and not self._complete and self._error is None:
+                before = self._received
+                try:
+                    async with asyncio.timeout(silence):
+                        await self._wait()
+                except TimeoutError:
+                    if self._received == before:
+                        raise Lost(f"nothing came for {silence:g} s") from None
+            if self._error is not None:
+                raise self._error
+            return self._complete and not self._parts
+        finally:
+            self._push = None
+
+    def _push_on(self, push: Push) -> None:
+        try:
+            more = push(self._take())
+        except Exception as error:
+            self._error, more = error, False
+        if not more:
+            self._push = None
+            self._wake()
+
     async def read_all(self, most: int) -> bytes:
         """The whole body.
 
@@ -167,6 +212,12 @@ class Connection(asyncio.Protocol):
         if not self.status and self._head_bytes > MAX_HEAD_BYTES:
             self._error = Lost(f"the head of the target's answer has more than {MAX_HEAD_BYTES} B")
             self.abort()
+        self._received += 1
+        if self._push is not None and self._parts:
+            self._push_on(self._push)
+            if self._complete or self._error is not None:
+                self._wake()
+            return
         if self._size > HIGH_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
