@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -127,3 +128,33 @@ def test_options_that_exclude_each_other() -> None:
         with pytest.raises(TidemillError) as caught:
             BenchOptions("http://x", **how).validate()  # type: ignore[arg-type]
         assert caught.value.param == param
+
+
+def test_an_exported_audit_log_is_a_trace(tmp_path: Path) -> None:
+    """What happened on a server, without content: arrivals, lengths, what was cached by client."""
+    detail = {"prompt": 300, "generated": 20, "cached": 256, "client": "key:a"}
+    rows = [
+        {"type": "row", "chain": "acts", "at": 1, "kind": "POST /admin/keys", "detail": {}},
+        *(
+            {
+                "type": "row",
+                "chain": "r",
+                "kind": "request",
+                "at": at,
+                "detail": {**detail, "at": at},
+            }
+            for at in (5000, 7500)
+        ),
+        {"type": "row", "chain": "r", "kind": "request", "at": 9000, "detail": None},
+        {"type": "head", "chain": "r", "seq": 4},
+    ]
+    (path := tmp_path / "audit.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = read_trace(path)
+    assert [(r.due, r.input_tokens, r.output_tokens) for r in found] == [
+        (0, 300, 20),
+        (2.5, 300, 20),
+    ]
+    options = BenchOptions("", trace=path)
+    first, second = (session.turns[0].segments for session in Workload(options).replay(1.0))
+    assert [s.length for s in first] == [256, 44]
+    assert first[0] == second[0] and first[1].key != second[1].key

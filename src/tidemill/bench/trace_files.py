@@ -6,11 +6,13 @@
 | burstgpt | CSV | Timestamp (s), Request tokens, Response tokens; failures have no response |
 | mooncake | JSONL | timestamp (ms), input_length, output_length, hash_ids of blocks of 512 tokens |
 | plain | JSONL | timestamp (s), input, output |
+| audit | JSONL | of `tidemill audit export`: arrivals, lengths, what was cached |
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -78,12 +80,30 @@ def _plain(row: dict[str, object]) -> TraceRequest:
     )
 
 
+def _audit(row: dict[str, object]) -> TraceRequest:
+    """A row of the audit log; of anything but an answered request, 0 tokens. What was found in the
+    cache becomes a beginning that requests of the same client share."""
+    detail = row.get("detail")
+    if row.get("kind") != "request" or not isinstance(detail, dict):
+        return TraceRequest(0.0, 0, 0)
+    given, cached = int(detail.get("prompt", 0)), int(detail.get("cached", 0))
+    prefix = (Segment(_key_of(str(detail.get("client", ""))), min(cached, given)),)
+    return TraceRequest(
+        float(detail["at"]) / 1000, given, int(detail.get("generated", 0)), prefix if cached else ()
+    )
+
+
+def _key_of(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
+
+
 # Fields that identify a format -> its reader.
 _CSV: dict[str, Callable[[dict[str, str]], TraceRequest]] = {
     "ContextTokens": _azure,
     "Request tokens": _burstgpt,
 }
 _JSONL: dict[str, Callable[[dict[str, object]], TraceRequest]] = {
+    "chain": _audit,
     "input_length": _mooncake,
     "input": _plain,
 }
@@ -109,7 +129,8 @@ def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, Callable[[], Trac
     raise config_error(
         "trace",
         f"{path} is no known trace: expected Azure's CSV (ContextTokens), BurstGPT's CSV "
-        "(Request tokens), Mooncake's JSONL (input_length) or JSONL with timestamp, input, output",
+        "(Request tokens), Mooncake's JSONL (input_length), what `tidemill audit export` "
+        "writes, or JSONL with timestamp, input, output",
     )
 
 

@@ -121,7 +121,9 @@ class Workload:
         for request in self.trace[: self._options.requests]:
             given, wanted = self._clip(request.input_tokens, request.output_tokens)
             prefix = [self._block(segment, blocks) for segment in request.prefix]
-            segments = _cut(prefix, given) or (self._own(given),)
+            segments = _cut(prefix, given)
+            if (rest := given - sum(segment.length for segment in segments)) > 0:
+                segments += (self._own(rest),)
             yield Session((Turn(segments, given, wanted),), request.due / speed)
 
     def _arrivals(self) -> random.Random:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.cli import options
@@ -25,7 +26,9 @@ def plan(
     file: str | None = options.FILE,
     revision: str | None = options.REVISION,
     device: str | None = option(
-        None, help="Plan for this described device instead of this machine; `list` lists them."
+        None,
+        help="Plan for this described device instead of this machine; `list` lists them. Several "
+        "with commas for --trace and --rate, which choose among them.",
     ),
     devices: str | None = option(
         None, help="TOML file with more devices (docs/planning.md describes it)."
@@ -40,6 +43,16 @@ def plan(
     objective: str | None = option(
         None, help='Latencies that must be met, such as "ttft<1s,itl<50ms".'
     ),
+    trace: Path | None = option(
+        None, help="Search the cheapest fleet for a trace (`tidemill bench --trace`) by simulation."
+    ),
+    rate: float | None = option(
+        None, help="Search it for so many requests/s of --prompt and --output tokens."
+    ),
+    requests: int | None = option(None, help="Requests of the trace or at the rate, at most."),
+    target: float = option(0.99, help="Share of the requests that must meet --objective."),
+    budget: float | None = option(None, help="USD per hour that the fleet may cost."),
+    max_engines: int = option(64, help="Engines of the fleet at most."),
     usd_per_hour: float | None = option(None, help="Price of the machine."),
     watts: float | None = option(None, help="Power of the machine under load."),
     backend: str = options.BACKEND,
@@ -95,6 +108,16 @@ def plan(
             isa=isa,
             speculate=speculate,
         ).validate()
+        if trace is not None or rate is not None:
+            from tidemill.cli.plan_fleet import Demand, plan_fleet
+
+            demand = Demand(trace, rate, requests, target, budget, max_engines, load, json)
+            places = [
+                (name or "this machine", _where(known, name, memory, usd_per_hour, watts))
+                for name in (device.split(",") if device else [None])
+            ]
+            plan_fleet(demand, [(name, make_plan(config, files, at, load)) for name, at in places])
+            return
         where = _where(known, device, memory, usd_per_hour, watts)
         made = make_plan(config, files, where, load)
     if plot is not None:
@@ -108,8 +131,6 @@ def plan(
 
 
 def _devices(path: str | None) -> dict[str, Device]:
-    from pathlib import Path
-
     from tidemill.planning.device_table import DEVICES
     from tidemill.planning.devices import read_devices
 
@@ -121,7 +142,6 @@ def _opened(model: str | None, backend: str) -> Iterator[tuple[Located, ModelFil
     """A model's headers: where it lies, or fetched into a folder that is removed afterwards."""
     import sys
     import tempfile
-    from pathlib import Path
 
     from tidemill.cli.machine import human_bytes
     from tidemill.library.headers import fetch_headers
@@ -182,8 +202,6 @@ def _where(
 
 
 def _write_plot(made: Plan, path: str) -> None:
-    from pathlib import Path
-
     from tidemill.base.errors import config_error
     from tidemill.planning.plot import svg
 

@@ -218,6 +218,12 @@ def _predicted(
     )
 
 
+def timing_of(made: Plan) -> Timing | None:
+    """What times the steps of a planned model; None: this machine has not been measured."""
+    opened = of_files(made.config, made.files)
+    return _timing(opened, made.config, made.where, made.needs)
+
+
 def _timing(
     opened: Opened, config: EngineConfig, where: Where, needs: MemoryNeeds
 ) -> Timing | None:

@@ -6,7 +6,7 @@ samples gets a token of its own. What the loop itself takes between two steps is
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from tidemill.simulate.timeline import Timeline
 Deliver = Callable[[float, list[Emission]], None]
 
 VOCAB = 1 << 30
+_LOOK_EVERY = 16
 _COMMIT_SHARE = 0.5  # of the loop's seconds between steps, what passes before outputs leave
 
 
@@ -98,6 +99,8 @@ class SimulatedEngine:
         scheduler: the real one.
         most: the largest numbers of its steps.
         busy: seconds in which a step was computed.
+        waits: what requests waited for, by the steps that were looked at: ``computing``, ``batch``
+            (places), ``memory`` (KV blocks).
     """
 
     def __init__(
@@ -112,6 +115,9 @@ class SimulatedEngine:
         self.scheduler = scheduler_of(facts, timeline.clock, max_itl_ms)
         self.most = Work(0, 0, 0, 0, 0)
         self.busy = 0.0
+        self.waits: Counter[str] = Counter()
+        self._facts = facts
+        self._launched = 0
         self._timeline = timeline
         self._layers = facts.layers
         self._step = costs.step
@@ -181,7 +187,23 @@ class SimulatedEngine:
         self.busy += seconds
         self.most = Work(*map(max, self.most, work))  # type: ignore[arg-type]
         self._in_flight.append(_Step(plan, begins, begins + seconds))
+        self._launched += 1
+        if self._launched % _LOOK_EVERY == 0:
+            self._look()
         return begins
+
+    def _look(self) -> None:
+        """Note what requests wait for that have not been given a first token."""
+        stats, facts = self.scheduler.stats(), self._facts
+        if not stats.queued:
+            return
+        free = (stats.blocks_total - stats.blocks_used) // facts.groups * facts.block_size
+        if stats.running >= facts.max_num_seqs:
+            self.waits["batch"] += 1
+        elif free < stats.waiting_tokens / stats.queued:
+            self.waits["memory"] += 1
+        else:
+            self.waits["computing"] += 1
 
     def _await(self) -> None:
         step, timeline = self._in_flight[0], self._timeline

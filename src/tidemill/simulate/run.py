@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +24,8 @@ from tidemill.simulate.server import SimulatedServer
 from tidemill.simulate.timeline import Timeline
 
 TOOL = "tidemill simulate"
+
+_BUSY = 0.9  # share of the time: whoever is late then waits for steps
 
 SIZES = (
     "num_blocks", "block_size", "max_num_seqs", "max_step_tokens", "max_model_len",
@@ -108,13 +111,26 @@ class Simulation:
         preempted = sum(server.engine.scheduler.stats().preemptions for server in self.servers)
         if preempted:
             found.append(f"{preempted} preemptions for want of KV blocks.")
-        busy = sum(server.engine.busy for server in self.servers)
-        share = busy / max(self.timeline.now * len(self.servers), 1e-9)
         found.append(
             f"Simulated: {self.timeline.now:,.1f} s of {len(self.servers)} engine(s), computing "
-            f"{100 * share:.0f} % of the time."
+            f"{100 * self.busy:.0f} % of the time."
         )
         return found
+
+    @property
+    def busy(self) -> float:
+        """Share of the time in which engines computed."""
+        busy = sum(server.engine.busy for server in self.servers)
+        return busy / max(self.timeline.now * len(self.servers), 1e-9)
+
+    @property
+    def limit(self) -> str:
+        """What requests waited for: see `SimulatedEngine.waits`."""
+        waits = Counter[str]()
+        for server in self.servers:
+            waits.update(server.engine.waits)
+        idle = "computing" if self.busy > _BUSY else "nothing"
+        return max(waits, key=lambda name: waits[name], default=idle)
 
 
 def _noise(costs: Costs, fleet: FleetOptions, seed: str) -> Callable[[], float]:
