@@ -2,7 +2,8 @@
 what its client measured, within 2 ms or 2 %.
 
 `python -m load.clock [--requests 200] [--concurrency 8]`; the difference that is left is what the
-operating system takes to wake up both ends, so the machine should have nothing else to do.
+operating system takes to wake up both ends, so the machine should have nothing else to do. How long
+the server's event loop waited for a processor meanwhile is printed beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -89,6 +91,14 @@ def compare(url: str, requests: int, concurrency: int) -> list[Compared]:
     return found
 
 
+def waited_for_a_processor(pid: int) -> float:
+    """Seconds that a process's main thread was ready and did not run; 0 where that is not told."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def main() -> int:
     """Compare, and print what was found; 1 where some do not agree."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -96,12 +106,17 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=8)
     given = parser.parse_args()
     with RealServer("--database", "none") as server:
+        pid, begun = server.process.pid, time.monotonic()
+        waited = waited_for_a_processor(pid)
         found = compare(server.url, given.requests, given.concurrency)
+        waited = waited_for_a_processor(pid) - waited
+        seconds = time.monotonic() - begun
     apart = [1e3 * (one.client - one.told) for one in found]
     close = sum(one.close for one in found)
     print(f"{close} of {len(found)} requests agree within 2 ms or 2 %")
     print(f"client's time less the parts: median {statistics.median(apart):.2f} ms, "
           f"from {min(apart):.2f} to {max(apart):.2f} ms")  # fmt: skip
+    print(f"the server's event loop waited {waited:.2f} s of {seconds:.2f} s for a processor")
     return 0 if close == len(found) else 1
 
 
