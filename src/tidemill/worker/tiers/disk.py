@@ -33,6 +33,9 @@ MAX_BYTES = 64 * 2**30
 much."""
 
 LEAST_BYTES_PER_RECORD = 4096
+LOOK_SHARE = 0.05
+"""After this share of the bound was written, the folder is looked through again."""
+
 KEPT_SHARE = 0.9
 """Once the bound is exceeded, so much of it remains."""
 
@@ -67,7 +70,8 @@ class DiskTier:
         self._identity = identity
         self._nbytes = nbytes
         self._checksum = checksum
-        self._held: int | None = None  # bytes of all records; unknown before the first look
+        self._held: int | None = None  # bytes of all records; unknown before a look
+        self._uncounted = 0  # bytes written here since the last look
         self.limit = limit or self._chosen_limit()
         self._uses: dict[bytes, int] = {}
         self._saved = self._damaged = self._failed = 0
@@ -105,11 +109,18 @@ class DiskTier:
             self._failed += 1
             return False
         self._saved += 1
+        self._count(_size(len(head) + self._nbytes))
+        return True
+
+    def _count(self, more: int) -> None:
+        """Count bytes just written. Others write as well: now and then all is counted again."""
+        self._uncounted += more
+        if self._held is None or self._uncounted > LOOK_SHARE * self.limit:
+            self._held, self._uncounted = None, 0
+        else:
+            self._held += more
         if self.held() > self.limit:
             self.make_room()
-        elif self._held is not None:
-            self._held += _size(len(head) + self._nbytes)
-        return True
 
     def load(self, name: Name, out: UInt8) -> bool:
         """Read a block's bytes into `out`, which holds garbage where that fails; False without a

@@ -1,0 +1,154 @@
+"""The store of blocks on disk: what is believed, what leaves, and who shares it."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tidemill.contract.moves import Name
+from tidemill.memory.prefix import block_key, root_digest
+from tidemill.worker.tiers.disk import DiskTier
+from tidemill.worker.tiers.record import Damaged, checksum_in, header, identity_of
+
+NBYTES = 4096
+MODEL, OTHER = identity_of(["a", 1]), identity_of(["a", 2])
+RECORD = 8192  # what one takes on disk
+
+
+def checksum(data: np.ndarray) -> int:
+    return zlib.crc32(data.data)
+
+
+def name_of(i: int) -> Name:
+    return block_key(root_digest(), [i] * 32, ((3, b"medium"),) if i % 2 else ())
+
+
+def bytes_of(i: int) -> np.ndarray:
+    return np.random.default_rng(i).integers(0, 256, NBYTES).astype(np.uint8)
+
+
+def tier(folder: Path, limit: int = 2**30, identity: bytes = MODEL) -> DiskTier:
+    return DiskTier(folder, limit, identity, NBYTES, checksum)
+
+
+def load(one: DiskTier, i: int) -> bool:
+    out = np.zeros(NBYTES, np.uint8)
+    found = one.load(name_of(i), out)
+    assert not found or np.array_equal(out, bytes_of(i))
+    return found
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*/*/*") if path.is_file())
+
+
+def test_another_engine_finds_what_one_saved(tmp_path: Path) -> None:
+    first, second = tier(tmp_path), tier(tmp_path)
+    for i in range(4):
+        assert first.save(name_of(i), bytes_of(i))
+    assert all(second.has(name_of(i)[0]) and load(second, i) for i in range(4))
+    assert not second.has(name_of(9)[0]) and not load(second, 9)
+    assert second.figures(0, 0, 0.0).damaged_blocks == 0
+
+
+@pytest.mark.parametrize("at", ["magic", "identity", "tokens", "checksum", "data", "cut", "longer"])
+def test_damage_is_found_and_removed(tmp_path: Path, at: str) -> None:
+    one = tier(tmp_path)
+    one.save(name_of(1), bytes_of(1))
+    [path] = files(tmp_path)
+    data = bytearray(path.read_bytes())
+    if at == "cut":
+        del data[-1:]
+    elif at == "longer":
+        data += b"\0"
+    else:
+        head = len(data) - NBYTES
+        places = {"magic": 0, "checksum": 24, "identity": 32, "tokens": 100, "data": head + 77}
+        data[places[at]] ^= 1
+    path.write_bytes(data)
+    assert not load(one, 1)
+    assert one.figures(0, 0, 0.0).damaged_blocks == 1
+    assert not files(tmp_path) and not one.has(name_of(1)[0])
+
+
+def test_any_bit_of_a_header_counts() -> None:
+    good = header(MODEL, name_of(1), NBYTES, 5)
+    assert checksum_in(good, MODEL, name_of(1), NBYTES) == 5
+    for bit in range(0, 8 * len(good), 3):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        if 24 <= bit // 8 < 32:  # it is compared with the bytes
+            assert checksum_in(bad, MODEL, name_of(1), NBYTES) != 5
+            continue
+        with pytest.raises(Damaged):
+            checksum_in(bad, MODEL, name_of(1), NBYTES)
+
+
+def test_blocks_of_other_models_and_texts_are_not_believed(tmp_path: Path) -> None:
+    one, other = tier(tmp_path), tier(tmp_path, identity=OTHER)
+    one.save(name_of(1), bytes_of(1))
+    assert not other.has(name_of(1)[0])
+    [path] = files(tmp_path)
+    for place, asked, i in (
+        (OTHER, other, 1),
+        (MODEL, one, 2),
+    ):  # under a wrong model, a wrong name
+        digest = name_of(i)[0].hex()
+        wrong = tmp_path / place.hex()[:32] / digest[:2] / digest
+        wrong.parent.mkdir(exist_ok=True)
+        os.link(path, wrong)
+        assert asked.has(name_of(i)[0]) and not load(asked, i)
+        assert asked.figures(0, 0, 0.0).damaged_blocks == 1
+    assert load(one, 1)
+
+
+def test_it_stays_within_its_bound_and_keeps_what_is_used(tmp_path: Path) -> None:
+    one = tier(tmp_path, limit=10 * RECORD)
+    for i in range(8):
+        one.save(name_of(i), bytes_of(i))
+    for at, path in enumerate(files(tmp_path)):
+        os.utime(path, (1000 + at, 1000 + at))
+    assert load(one, 0)
+    for i in range(8, 30):
+        one.save(name_of(i), bytes_of(i))
+        assert len(files(tmp_path)) <= 10
+    assert one.has(name_of(29)[0]) and not one.has(name_of(1)[0])
+
+
+def test_what_was_used_often_outlives_what_is_newer(tmp_path: Path) -> None:
+    one = tier(tmp_path, limit=8 * RECORD)
+    one.save(name_of(0), bytes_of(0))
+    for _ in range(3):
+        assert load(one, 0)
+    for i in range(1, 30):
+        one.save(name_of(i), bytes_of(i))
+    assert load(one, 0)
+
+
+def test_a_former_models_blocks_leave_first_and_their_folders(tmp_path: Path) -> None:
+    former = tier(tmp_path, identity=OTHER)
+    for i in range(5):
+        former.save(name_of(i), bytes_of(i))
+    for path in files(tmp_path):
+        os.utime(path, (1000, 1000))
+    stale = files(tmp_path)[0].parent / "killed.part"
+    stale.write_bytes(b"x")
+    os.utime(stale, (1000, 1000))
+    one = tier(tmp_path, limit=6 * RECORD)
+    for i in range(6):
+        one.save(name_of(i), bytes_of(i))
+    assert not list((tmp_path / OTHER.hex()[:32]).glob("*/*"))
+    assert sum(one.has(name_of(i)[0]) for i in range(6)) >= 4
+
+
+def test_a_disk_that_takes_nothing_costs_nothing_else(tmp_path: Path) -> None:
+    one = tier(tmp_path)
+    digest = name_of(1)[0].hex()
+    (tmp_path / MODEL.hex()[:32] / digest[:2]).write_bytes(b"in the way")
+    assert not one.save(name_of(1), bytes_of(1))
+    assert one.figures(0, 0, 0.0).failed_saves == 1
+    assert one.save(name_of(2), bytes_of(2)) or name_of(2)[0][:1] == name_of(1)[0][:1]
