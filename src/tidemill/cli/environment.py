@@ -7,7 +7,6 @@ word may mean several things: ``TIDEMILL_RUN_TEMPERATURE``, ``TIDEMILL_KEYS_CREA
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -75,6 +74,8 @@ def unknown_variables(
         known: variables of the command's own flags.
         commands: names of all commands, whose flags' variables are not looked at.
     """
+    import difflib
+
     own = {*known, *FIXED}
     others = tuple(variable(name) + "_" for name in commands)
     lines = []
