@@ -154,6 +154,10 @@ bench-side-by-side: test-install ## every target of speed beside llama.cpp, vLLM
 kernels: test-install ## rates of every kernel against the read and the registers' peak (5 minutes, and as many to build)
 	$(BIN)/python benchmarks/kernels.py $(ARGS)
 
+.PHONY: bench-gate
+bench-gate: test-install ## is this commit more than 3 % slower than the last release, or BASE (10 minutes, and a build)
+	$(BIN)/python benchmarks/gate.py $(if $(BASE),--base $(BASE)) $(ARGS)
+
 bench-overload: test-install ## fairness, a long prompt beside streams, tenfold overload (8 minutes)
 	$(BIN)/python benchmarks/overload.py $(ARGS)
 
