@@ -159,8 +159,9 @@ def test_energy_is_read_where_it_can_be(tmp_path: Path) -> None:
         (tmp_path / name / "energy_uj").write_text("9000000\n")
     meter, elsewhere = EnergyMeter("127.0.0.1", tmp_path), EnergyMeter("10.0.0.1", tmp_path)
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("1500000\n")  # began anew
-    assert meter.read() == {"rapl:package-0": 2.5}
-    assert elsewhere.read() == {} == EnergyMeter("localhost", tmp_path / "none").read()
+    assert meter.read()["rapl:package-0"] == 2.5
+    assert elsewhere.read() == {}
+    assert not any("rapl" in name for name in EnergyMeter("localhost", tmp_path / "none").read())
     assert is_local("::1") and not is_local("example.org")
 
 

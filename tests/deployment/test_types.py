@@ -39,6 +39,7 @@ _CHECKED = (
     *("api_keys", "tls_cert", "tls_key", "tls_client_ca", "file", "isa", "cors_origin"),
     *("trusted_proxy", "host", "aliases", "database", "oidc_issuer", "adapters", "otel"),
     "adapter_folder",
+    *("energy", "carbon_intensity"),
 )
 
 # Kinds that take some numbers of their type.

@@ -73,7 +73,7 @@ FIRES: Mapping[str, Mapping[str, str]] = {
 
 # Of features that this server has not used.
 _UNUSED = re.compile(
-    r"drafter|draft|speculation|adapter_|version_|rollout|shadow|quota|cost|preemptions|database|"
+    r"drafter|draft|speculation|adapter_|version_|rollout|shadow|quota|cost|preemptions|database|energy|carbon|"
     r"usage_records|requests_refused|engine_restarts|status=~\"5"
 )
 

@@ -10,9 +10,11 @@ from prometheus_client.core import Metric
 import tidemill
 from tidemill.contract.moves import Tier, TierFigures, TierStats
 from tidemill.contract.wire import EngineStats, SpeculationFigures
+from tidemill.gateway.metrics import GatewayMetrics
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.database import DatabaseMetrics
 from tidemill.metrics.ended import EndedMetrics
+from tidemill.metrics.energy import EnergyMetrics
 from tidemill.metrics.families import FAMILIES, GROUPS, OTHERS, PREFIX, Bounded, Kind
 from tidemill.metrics.quotas import QuotaMetrics
 from tidemill.metrics.registry import ServerMetrics
@@ -33,6 +35,8 @@ def everything() -> ServerMetrics:
     UsageMetrics(server.registry, lambda: 0)
     RolloutMetrics(server.registry)
     EndedMetrics(server.registry)
+    GatewayMetrics(server.registry, ())
+    EnergyMetrics(server.registry, lambda: {"rapl:package-0": 1.0})
     DatabaseMetrics(server.registry).watch(lambda: True, lambda: 0)
     return server
 

@@ -28,8 +28,9 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def server(collector: Collector) -> Iterator[RealServer]:
     flags = ("--otel", collector.http, "--otel-steps")
+    energy = ("--energy", "100W", "--carbon-intensity", "360")
     quick = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
-    with RealServer("--database", "none", *flags, environment=quick) as running:
+    with RealServer("--database", "none", *flags, *energy, environment=quick) as running:
         yield running
 
 
@@ -110,3 +111,23 @@ def test_a_request_without_a_trace_begins_one(server: RealServer, collector: Col
     found = collector.wait(lambda spans: any(span.trace_id == trace_id for span in spans))
     [root] = [span for span in found if span.trace_id == trace_id and not span.parent_id]
     assert root.attributes["tidemill.request.id"] == name
+
+
+def test_energy_is_the_operator_s_number_and_says_so(
+    server: RealServer, collector: Collector
+) -> None:
+    body = {"prompt": "energy", "max_tokens": 50, "ignore_eos": True}
+    name = server.http.post("/v1/completions", json=body).headers["x-request-id"]
+    found = server.http.get(f"/admin/requests/{name}").json()
+    assert found["energy_source"] == "estimated"
+    assert found["energy_joules"] == pytest.approx(100 * found["computed_seconds"], rel=0.01)
+    # 360 grams a kilowatt-hour are 0.1 milligrams a joule.
+    assert found["carbon_grams"] == pytest.approx(found["energy_joules"] * 1e-4, abs=2e-6)
+    text = server.http.get("/metrics").text
+    assert 'tidemill_request_energy_joules_total{how="estimated",model="brook"}' in text
+    assert 'tidemill_request_carbon_grams_total{how="estimated",model="brook"}' in text
+
+    def told(spans: list[Received]) -> bool:
+        return any(span.attributes.get("tidemill.energy.joules", 0) > 0 for span in spans)
+
+    collector.wait(told)

@@ -8,9 +8,8 @@ import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 
+from tidemill.base.energy import RAPL, gpu_counters, joules_of, rapl_counters
 from tidemill.bench.results import PointReport
-
-_RAPL = Path("/sys/class/powercap")
 
 
 def is_local(host: str) -> bool:
@@ -23,35 +22,21 @@ def is_local(host: str) -> bool:
 
 
 class EnergyMeter:
-    """Joules between `__init__` and `read`, by source: RAPL packages of this machine (which
-    include the client and everything else that runs).
+    """Joules between `__init__` and `read`, by source: RAPL packages and GPUs of this machine
+    (which include the client and everything else that runs).
 
     Args:
         host: of the server; for one elsewhere nothing is read.
         root: where the kernel lists RAPL's counters.
     """
 
-    def __init__(self, host: str, root: Path = _RAPL) -> None:
-        self._zones: dict[str, tuple[Path, int, int]] = {}
-        if not is_local(host):
-            return
-        for zone in sorted(root.glob("intel-rapl:[0-9]*")):
-            if zone.name.count(":") > 1:
-                continue  # a part of a package
-            with contextlib.suppress(OSError, ValueError):
-                limit = int((zone / "max_energy_range_uj").read_text())
-                begun = int((zone / "energy_uj").read_text())
-                self._zones[(zone / "name").read_text().strip()] = (zone, begun, limit)
+    def __init__(self, host: str, root: Path = RAPL) -> None:
+        local = is_local(host)
+        self._counters = {**rapl_counters(root), **gpu_counters()} if local else {}
 
     def read(self) -> dict[str, float]:
-        """Joules since the start; empty where nothing can be read. A counter that began anew is
-        continued once."""
-        found = {}
-        for name, (zone, begun, limit) in self._zones.items():
-            with contextlib.suppress(OSError, ValueError):
-                now = int((zone / "energy_uj").read_text())
-                found[f"rapl:{name}"] = ((now - begun) % (limit + 1)) / 1e6
-        return found
+        """Joules since the start; empty where nothing can be read."""
+        return joules_of(self._counters)
 
 
 def cost(point: PointReport, prices: Mapping[str, float]) -> dict[str, float]:

@@ -41,6 +41,8 @@ _OF_A_SERVER = frozenset(
             "otel_protocol",
             "otel_sample",
             "otel_steps",
+            "energy",
+            "carbon_intensity",
             "page",
             "api_key",
             "api_keys",

@@ -90,6 +90,8 @@ def serve(
     otel_protocol: str | None = options.SERVER["otel_protocol"],
     otel_sample: float | None = options.SERVER["otel_sample"],
     otel_steps: bool = options.SERVER["otel_steps"],
+    energy: str = options.SERVER["energy"],
+    carbon_intensity: str | None = options.SERVER["carbon_intensity"],
     api_key: tuple[str, ...] = locks.API_KEY,
     api_keys: Path | None = locks.API_KEYS,
     require_keys: bool = locks.REQUIRE_KEYS,

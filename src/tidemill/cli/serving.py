@@ -92,6 +92,7 @@ def serve_options(
     Raises:
         TidemillError: kind CONFIG, NOT_FOUND or MODEL_FILE.
     """
+    from tidemill.deployment.checks import watts_of
     from tidemill.library.home import default_home
     from tidemill.server.run import ServeOptions
     from tidemill.store.location import location_of
@@ -145,6 +146,9 @@ def serve_options(
         otel=otel_options(
             server.otel, server.otel_protocol, server.otel_sample, server.otel_steps, os.environ
         ),
+        energy=server.energy != "off",
+        watts=watts_of(server.energy),
+        carbon_intensity=server.carbon_intensity,
         metrics_aliases="" if server.metrics_aliases == "none" else server.metrics_aliases,
     )
 

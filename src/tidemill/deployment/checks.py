@@ -74,6 +74,31 @@ def _check_otel(text: str) -> None:
         raise ValueError
 
 
+def watts_of(text: str) -> float | None:
+    """The watts of a setting `energy`; None of one that is a word. Raises ValueError."""
+    if text in ("auto", "off"):
+        return None
+    found = float(text.removesuffix("W"))
+    if not 0.0 < found < float("inf"):
+        raise ValueError
+    return found
+
+
+def _read_intensity(value: Any, base: Path) -> str:
+    if type(value) is not str:
+        raise ValueError
+    try:
+        found = float(value)
+    except ValueError:
+        path = kinds.absolute(value, base)
+        if not path.is_file():
+            raise ValueError(f"no such file: {path}") from None
+        return str(path)
+    if not 0.0 <= found < float("inf"):
+        raise ValueError
+    return value
+
+
 def _read_isa(value: Any, _: Path) -> str:
     if value not in ISAS:
         raise ValueError
@@ -183,6 +208,8 @@ DATABASE = kinds.checked(
 )
 ISSUER = kinds.checked("a URL that begins with https://", _check_issuer)
 OTEL = kinds.checked('"auto", "on", "off" or a URL that begins with http', _check_otel)
+ENERGY = kinds.checked('"auto", "off" or watts such as "65W"', watts_of)
+INTENSITY = Kind('a number of grams as a text, such as "380", or a file', _read_intensity)
 PRICES = Kind(
     "a table of models or patterns, each with input, cached_input and output", _read_prices
 )

@@ -35,6 +35,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
         recent_requests: 0: none are kept.
         keep_explanations: seconds; infinite for ever, 0: not in the database.
         otel: ``auto``, ``on``, ``off`` or a URL.
+        energy: ``auto``, ``off`` or watts as typed.
+        carbon_intensity: a number as typed, or a file.
         otel_protocol, otel_sample: None: as OpenTelemetry's variables say.
     """
 
@@ -58,6 +60,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
     otel_protocol: str | None = None
     otel_sample: float | None = None
     otel_steps: bool = False
+    energy: str = "auto"
+    carbon_intensity: str | None = None
     page: str = "on"
 
 

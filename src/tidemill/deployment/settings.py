@@ -193,6 +193,18 @@ SERVER = (
         Apply.SERVER,
     ),
     Setting(
+        *("energy", checks.ENERGY, "auto"),
+        "Energy of requests: auto (by this machine's counters: RAPL, NVML), off, or its power "
+        'while it computes, such as "65W", for where there are none: then it is called estimated.',
+        Apply.SERVER,
+    ),
+    Setting(
+        *("carbon_intensity", checks.INTENSITY, None),
+        "Grams of carbon dioxide a kilowatt-hour: a number, or a file that is kept current with "
+        "one; default: not known.",
+        Apply.SERVER,
+    ),
+    Setting(
         *("page", kinds.choice(("on", "off")), "on"),
         "The page for people at `/`; its files need no key and say nothing of the server.",
         Apply.SERVER,

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 
 from tidemill.base.clock import monotonic
 from tidemill.gateway.routing.health import State
+from tidemill.metrics.families import counter, samples
 
 if TYPE_CHECKING:
     from tidemill.gateway.targets import Target
-
-_TARGET = ("target",)
 
 
 class GatewayMetrics:
@@ -27,29 +26,12 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry, targets: Sequence[Target]) -> None:
         self._targets = targets
-        self._given = Counter(
-            "tidemill_gateway_requests", "Requests given to a target", _TARGET, registry=registry
-        )
-        self._failed = Counter(
-            "tidemill_gateway_failures", "Requests that a target did not answer", _TARGET,
-            registry=registry,
-        )  # fmt: skip
-        self._lost = Counter(
-            "tidemill_gateway_lost", "Answers during which a target was lost", _TARGET,
-            registry=registry,
-        )  # fmt: skip
-        self.continued = Counter(
-            "tidemill_gateway_continued", "Answers that another target went on with",
-            registry=registry,
-        )  # fmt: skip
-        self.fallbacks = Counter(
-            "tidemill_gateway_fallbacks", "Answers of another model than was asked for",
-            registry=registry,
-        )  # fmt: skip
-        self.private = Counter(
-            "tidemill_gateway_private", "Requests that were private, by why", ("because",),
-            registry=registry,
-        )  # fmt: skip
+        self._given = counter("gateway_requests", registry)
+        self._failed = counter("gateway_failures", registry)
+        self._lost = counter("gateway_lost", registry)
+        self.continued = counter("gateway_continued", registry)
+        self.fallbacks = counter("gateway_fallbacks", registry)
+        self.private = counter("gateway_private", registry)
         registry.register(self)
 
     def given(self, target: str) -> None:
@@ -67,19 +49,11 @@ class GatewayMetrics:
     def collect(self) -> Iterator[Metric]:
         """What targets are like now."""
         now = monotonic()
-        texts = {
-            "active": "Requests that a target is answering",
-            "wait_seconds": "Predicted wait of a further request there",
-            "rate": "Prompt tokens per second that it was measured to compute",
-            "up": "1 while its breaker is closed",
-        }
-        families = {
-            name: GaugeMetricFamily(f"tidemill_gateway_target_{name}", text, labels=_TARGET)
-            for name, text in texts.items()
-        }
+        names = ("active", "wait_seconds", "rate", "up")
+        families = [samples(f"gateway_target_{name}") for name in names]
         for one in self._targets:
             up = float(one.health.state(now) is State.CLOSED)
             values = (one.load.active, one.load.waiting(now), one.load.rate, up)
-            for family, value in zip(families.values(), values, strict=True):
+            for family, value in zip(families, values, strict=True):
                 family.add_metric((one.name,), value)
-        yield from families.values()
+        yield from families

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
+from tidemill.base.trace_context import TraceContext
 from tidemill.gateway.asked import Asked, read
 from tidemill.gateway.continued import seeded
 from tidemill.gateway.fleet import Fleet
@@ -59,7 +60,7 @@ OPERATIONS = {
 """Routes that targets answer. What keeps state at one server (batches, files, conversations) is not
 among them."""
 
-_PASSED = ("anthropic-beta", "anthropic-version", "accept", "traceparent", "tracestate")
+_PASSED = ("anthropic-beta", "anthropic-version", "accept")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -289,6 +290,9 @@ def _headers(request: Request, asked: Asked, now: float) -> dict[bytes, bytes]:
     for name in _PASSED:
         if value := request.headers.get(name):
             found[name.encode()] = value.encode("latin-1")
+    context: TraceContext | None = request.state.trace_context
+    if context is not None:
+        found |= {k.encode(): v.encode("latin-1") for k, v in context.headers().items()}
     if asked.deadline is not None:
         found[TIMEOUT_HEADER.lower().encode()] = b"%.3f" % max(0.001, asked.deadline - now)
     return found

@@ -25,6 +25,8 @@ class EndedMetrics:
         self.phases = histogram("phase_seconds", registry)
         self.tenant_tokens = counter("tenant_tokens", registry)
         self.cost = counter("cost", registry)
+        self.energy = counter("request_energy_joules", registry)
+        self.carbon = counter("request_carbon_grams", registry)
         self.misses = counter("prefix_cache_misses", registry)
         self.adapter_requests = counter("adapter_requests", registry)
         self.adapter_tokens = counter("adapter_generation_tokens", registry)

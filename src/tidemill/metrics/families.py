@@ -89,7 +89,7 @@ _COUNTS = tuple(
 )
 _RETRIES = tuple(float(n) for n in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600))
 
-_MODEL = ("model",)
+_MODEL, _TARGET = ("model",), ("target",)
 
 
 def _counter(
@@ -433,6 +433,49 @@ GROUPS: Mapping[str, tuple[Family, ...]] = {
             "shadow_copies",
             "Copies of requests for a shadow version, by what became of them",
             ("model", "outcome"),
+        ),
+    ),
+    "Gateway": (
+        _counter("gateway_requests", "Requests given to a target", _TARGET),
+        _counter("gateway_failures", "Requests that a target did not answer", _TARGET),
+        _counter("gateway_lost", "Answers during which a target was lost", _TARGET),
+        _counter("gateway_continued", "Answers that another target went on with", ()),
+        _counter("gateway_fallbacks", "Answers of another model than was asked for", ()),
+        _counter("gateway_private", "Requests that were private, by why", ("because",)),
+        _gauge("gateway_target_active", "Requests that a target is answering", _TARGET),
+        _gauge(
+            "gateway_target_wait_seconds",
+            "Predicted wait of a further request at a target",
+            _TARGET,
+            "seconds",
+        ),
+        _gauge(
+            "gateway_target_rate",
+            "Prompt tokens per second that a target was measured to compute",
+            _TARGET,
+            "tokens",
+        ),
+        _gauge("gateway_target_up", "1 while a target's breaker is closed", _TARGET),
+    ),
+    "Energy": (
+        _counter(
+            "energy_joules",
+            "Energy of this machine by its own counters (RAPL, NVML), other programs included",
+            ("source",),
+            "joules",
+        ),
+        _counter(
+            "request_energy_joules",
+            "Energy of ended requests by their share of the steps: measured, or estimated by the "
+            "number of --energy",
+            ("model", "how"),
+            "joules",
+        ),
+        _counter(
+            "request_carbon_grams",
+            "Carbon dioxide of that energy, by --carbon-intensity",
+            ("model", "how"),
+            "grams",
         ),
     ),
     "Database": (

@@ -61,6 +61,8 @@ class ServerContext:
         recorder: where the records go.
         recent: what explains the latest requests; None: it is not kept.
         exporter: of OpenTelemetry; None: nothing is exported.
+        on_step: told of each step of a model's engine; filled before a model is served.
+        on_loaded: told of the device of each model that is served.
         explanations_kept: those of earlier ones are in the database.
     """
 
@@ -78,6 +80,8 @@ class ServerContext:
     recorder: Recorder | None = None
     recent: Recent | None = None
     exporter: Exporter | None = None
+    on_step: list[Callable[[str, EngineStats], None]] = field(default_factory=list)
+    on_loaded: list[Callable[[str], None]] = field(default_factory=list)
     explanations_kept: bool = False
     storage: Storage | None = None
     keys: KeyStore = field(default_factory=NoKeys)
@@ -109,20 +113,21 @@ class ServerContext:
             self.recording = Recording(lambda record: None, prices)
         self.recording.recent = self.recent
 
-    def on_steps(
+    def on_stats(
         self, model: str, told: Callable[[EngineStats], None]
     ) -> Callable[[EngineStats], None]:
-        """What an engine's statistics are given to: `told`, and where spans of its steps are
-        wanted, whatever exports them."""
-        exporter = self.exporter
-        if exporter is None or not exporter.steps:
+        """What an engine's statistics are given to: `told`, and whatever else wants to know of
+        its steps."""
+        listeners = tuple(self.on_step)
+        if not listeners:
             return told
 
-        def both(stats: EngineStats) -> None:
+        def all_of_them(stats: EngineStats) -> None:
             told(stats)
-            exporter.step(model, stats)
+            for listener in listeners:
+                listener(model, stats)
 
-        return both
+        return all_of_them
 
     def begin_quota(self, principal: Principal) -> RequestQuota | PendingQuota | None:
         """What a request of the principal is charged to; None where nothing limits it."""

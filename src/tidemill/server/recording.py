@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tidemill.contract.request import RequestTimings
     from tidemill.server.access.auth import Principal
     from tidemill.server.errors import Problem
+    from tidemill.telemetry.energy import Energy, EnergyMeter
     from tidemill.telemetry.trace import Trace
 
 Sink = Callable[[RequestRecord], None]
@@ -81,6 +82,9 @@ class Recording:
         prices: what tokens cost.
         routes: methods and patterns of the routes whose requests are recorded.
         recent: keeps what explains them; None: nobody asks for that.
+
+    Attributes:
+        meter: charges them with energy; None: nothing is known of that.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Recording:
         recent: Recent | None = None,
     ) -> None:
         self.sink = sink
+        self.meter: EnergyMeter | None = None
         self.recent = recent
         self.prices = prices
         self.routes = frozenset(routes)
@@ -218,6 +223,7 @@ class OpenRecord:
         finish, charged, cost = "", False, None
         times: tuple[int | None, int | None, int | None] = (None, None, None)
         computed: int | None = None
+        energy: Energy | None = None
         if measured is not None and measured.admitted:
             prompt, cached = measured.prompt_tokens, measured.cached_tokens
             generated, reasoning = measured.completion_tokens, measured.reasoning_tokens
@@ -229,7 +235,10 @@ class OpenRecord:
                 cost = sum(prices.cost(one, *tokens) for one, tokens in measured.spent.items())
             if measured.timings is not None:
                 times = times_of(measured.timings)
-                computed = _microseconds(measured.timings.computed) or None
+                seconds = measured.timings.computed
+                computed = _microseconds(seconds) or None
+                if self._recording.meter is not None:
+                    energy = self._recording.meter.charge(seconds)
         return RequestRecord(
             id=state["request_id"],
             at=int(self._at * 1000),
@@ -261,6 +270,9 @@ class OpenRecord:
             prefill=times[1],
             decode=times[2],
             computed=computed,
+            energy=None if energy is None or energy.estimated else round(energy.joules * 1e6),
+            estimated=round(energy.joules * 1e6) if energy and energy.estimated else None,
+            carbon=None if energy is None or energy.grams is None else round(energy.grams * 1e6),
         )
 
 

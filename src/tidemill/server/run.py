@@ -95,6 +95,8 @@ class ServeOptions:
         metrics_aliases: see `ServerMetrics.aliases`.
         otel: where OpenTelemetry's spans and metrics go; None: nowhere.
         manager: what started this process; if it gave the socket, that has a next owner.
+        energy: requests are charged with it, where it is known.
+        watts, carbon_intensity: see `server.energy.measure`.
     """
 
     models: Sequence[ModelOptions]
@@ -124,6 +126,9 @@ class ServeOptions:
     metrics_aliases: str = ""
     otel: OtelOptions | None = None
     manager: ServiceManager = field(default_factory=ServiceManager)
+    energy: bool = True
+    watts: float | None = None
+    carbon_intensity: str | None = None
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -268,6 +273,10 @@ class _Assembly:
                     from tidemill.server.explanations import keep_explanations
 
                     keep_explanations(self._made, options.keep_explanations)
+            if options.energy and self._made.recording is not None:
+                from tidemill.server.energy import measure
+
+                measure(self._made, options.watts, options.carbon_intensity)
             if options.otel is not None:
                 from tidemill.server.tracing import export
 
@@ -382,7 +391,9 @@ class _Assembly:
 
         context = self._context()
         metrics = context.metrics.of(model.name)
-        engine.on_stats(context.on_steps(model.name, metrics.update_engine))
+        engine.on_stats(context.on_stats(model.name, metrics.update_engine))
+        for loaded in context.on_loaded:
+            loaded(engine.info.device)
         return ServedModel(
             client=engine,
             tokenizer=text.tokenizer,

@@ -36,3 +36,5 @@ def export(context: ServerContext, options: OtelOptions, scheme: str) -> None:
     assert context.recent is not None
     context.exporter = exporter
     context.recent.on_end.append(exporter.ended)
+    if exporter.steps:
+        context.on_step.append(exporter.step)

@@ -16,6 +16,7 @@ from tidemill.telemetry.facts import ChoiceFacts, Life, SlowGap, StreamFacts
 from tidemill.telemetry.phases import Phase, phases_of
 from tidemill.telemetry.reasons import CHUNKS, MISSES, PREEMPTIONS, reasons_of
 from tidemill.telemetry.recent import Story
+from tidemill.telemetry.record import RequestRecord
 from tidemill.telemetry.trace import Trace
 
 DIGITS = 6
@@ -99,7 +100,17 @@ def explanation(
         "cost": None if record.cost is None else money_text(record.cost),
         "currency": currency if record.cost is not None else None,
         "computed_seconds": None if record.computed is None else record.computed / 1e6,
-        "energy_joules": None if record.energy is None else record.energy / 1e6,
+        **_energy(record),
+    }
+
+
+def _energy(record: RequestRecord) -> dict[str, Any]:
+    found = record.estimated if record.energy is None else record.energy
+    source = "estimated" if record.energy is None else "measured"
+    return {
+        "energy_joules": None if found is None else found / 1e6,
+        "energy_source": None if found is None else source,
+        "carbon_grams": None if record.carbon is None else record.carbon / 1e6,
     }
 
 

@@ -7,8 +7,8 @@ from tidemill.metrics.registry import exemplar
 from tidemill.telemetry.phases import histories_of, phases_of
 from tidemill.telemetry.recent import Story
 
-NANO = 1e-9
-"""A record's cost is in billionths of the currency's unit."""
+MICRO, NANO = 1e-6, 1e-9
+"""A record has microjoules and micrograms, and its cost is in billionths of the currency's unit."""
 
 
 class Measures:
@@ -39,6 +39,12 @@ class Measures:
                 metrics.tenant_tokens.labels(model, tenant, of).inc(tokens)
         if record.cost:
             metrics.cost.labels(model, self._currency).inc(record.cost * NANO)
+        energy = record.estimated if record.energy is None else record.energy
+        if energy is not None:
+            how = "estimated" if record.energy is None else "measured"
+            metrics.energy.labels(model, how).inc(energy * MICRO)
+            if record.carbon is not None:
+                metrics.carbon.labels(model, how).inc(record.carbon * MICRO)
         if trace is None:
             return
         for history in histories_of(trace.streams):

@@ -58,7 +58,9 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             and until its end.
         repeats: refusals that this one stands for, of the same client, route and reason.
         computed: compute time of its share of the engine's steps.
-        energy: microjoules.
+        energy: microjoules, as measured.
+        estimated: microjoules by the operator's number, where nothing is measured.
+        carbon: micrograms of carbon dioxide of either, by the configured intensity.
     """
 
     id: str
@@ -93,3 +95,5 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     decode: int | None = None
     computed: int | None = None
     energy: int | None = None
+    estimated: int | None = None
+    carbon: int | None = None

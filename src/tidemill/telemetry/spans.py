@@ -160,8 +160,10 @@ def _inference(story: Story) -> Span:
         attributes["gen_ai.usage.reasoning.output_tokens"] = record.reasoning
     if record.computed is not None:
         attributes["tidemill.computed.seconds"] = record.computed / 1e6
-    if record.energy is not None:
-        attributes["tidemill.energy.joules"] = record.energy / 1e6
+    energy = record.estimated if record.energy is None else record.energy
+    if energy is not None:
+        attributes["tidemill.energy.joules"] = energy / 1e6
+        attributes["tidemill.energy.estimated"] = record.energy is None
     if story.refusal:
         attributes["tidemill.refusal"] = story.refusal
     if trace is not None:

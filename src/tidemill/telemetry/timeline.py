@@ -201,7 +201,8 @@ def _tokens(document: Document) -> str:
     if document["cost"] is not None:
         parts.append(f"{document['cost']} {document['currency']}")
     if document["energy_joules"] is not None:
-        parts.append(f"{document['energy_joules']:.1f} J")
+        how = " (estimated)" if document.get("energy_source") == "estimated" else ""
+        parts.append(f"{document['energy_joules']:.1f} J{how}")
     return ", ".join(parts)
 
 

@@ -237,6 +237,26 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             {ALL.rate("shadow_copies", ("model", "outcome")): "{{model}} {{outcome}}"},
         ),
     ),
+    "Energy": (
+        Panel(
+            "Power",
+            "watt",
+            {
+                ALL.rate("energy_joules", ("source",)): "machine: {{source}}",
+                ALL.rate("request_energy_joules", ("model", "how")): "requests: {{model}} {{how}}",
+            },
+        ),
+        Panel(
+            "Energy per generated token",
+            "joule",
+            {ratio(ALL.rate("request_energy_joules"), ALL.rate("generation_tokens")): _M},
+        ),
+        Panel(
+            "Carbon dioxide",
+            "g/s",
+            {ALL.rate("request_carbon_grams", ("model", "how")): "{{model}} {{how}}"},
+        ),
+    ),
     "Engines": (
         Panel("Rows of a step, mean", "rows", {ALL.mean("batch_size_rows"): _M}),
         Panel(
