@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -115,6 +115,18 @@ def test_a_profile_has_the_steps_between_its_ends(core: EngineCore) -> None:
     shares = profile.idle_seconds + profile.waiting_seconds + profile.submitting_seconds
     assert profile.waiting_seconds > 0 and shares <= profile.seconds
     assert client.generate("c", 20) == before
+
+
+def test_drafters_are_told_apart() -> None:
+    with closing(real_core("native", speculate="lookup")) as core:
+        wait_loaded(core)
+        client = Client(core)
+        client.start(1)
+        core.submit(client.id, request("a", [1, 2, 3] * 9, 30, speculation="lookup"))
+        client.generate("b", 40)
+        profile = found(client.end(2, 1))
+    assert profile.drafting.keys() == {"lookup"}
+    assert 0 < profile.drafting["lookup"] < profile.waiting_seconds
 
 
 def test_an_idle_engine_is_idle_and_a_profile_ends_once(core: EngineCore) -> None:

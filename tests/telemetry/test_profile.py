@@ -62,6 +62,14 @@ def test_what_was_watched_is_told_whole() -> None:
     assert [one["part"] for one in found["parts"]] == ["attention", "head", "other", "await_masks"]
 
 
+def test_what_drafters_took_is_part_of_waiting() -> None:
+    assert "drafters" not in document(ENGINE, profile(), 0.0)
+    found = document(ENGINE, profile(drafting={"draft": 1.0}), 0.0)
+    assert found["drafters"] == {"draft": {"seconds": 1.0, "share": 0.1}}
+    [line] = [one for one in text(found).splitlines() if one.startswith("  draft ")]
+    assert line.split()[:3] == ["draft", "10.0%", "1.000"]
+
+
 def test_rates_are_those_of_what_is_counted_beside_the_machines() -> None:
     found = document(ENGINE, profile(), 0.0)
     by_kernel = {(one["kernel"], one["weights"], one["rows"]): one for one in found["kernels"]}

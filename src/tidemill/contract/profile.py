@@ -95,6 +95,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
         thread_cpu_seconds: processor time of its thread.
         process_cpu_seconds: processor time of the engine's process.
         rates: what the machine can do; None: not measured.
+        drafting: seconds that each drafter took while the engine's thread waited for its drafts.
     """
 
     seconds: float
@@ -106,6 +107,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
     thread_cpu_seconds: float
     process_cpu_seconds: float
     rates: MachineRates | None = None
+    drafting: dict[str, float] = {}
 
 
 class Event(NamedTuple):

@@ -31,6 +31,7 @@ class _Times:
     def __init__(self) -> None:
         self.waiting = self.submitting = self.idle = 0.0
         self.steps = 0
+        self.drafting: dict[str, float] = {}  # by drafter
 
 
 class _TimedHandle:
@@ -50,12 +51,15 @@ class _TimedHandle:
         return done
 
     def result(self) -> StepResult:
-        begun = monotonic()
+        begun, times = monotonic(), self._times
         try:
-            return self._handle.result()
+            result = self._handle.result()
         finally:
-            self._times.waiting += monotonic() - begun
-            self._times.steps += 1
+            times.waiting += monotonic() - begun
+            times.steps += 1
+        for one in result.drafting:
+            times.drafting[one.drafter] = times.drafting.get(one.drafter, 0.0) + one.seconds
+        return result
 
 
 class _TimedExecutor:
@@ -196,4 +200,5 @@ class Profiler:
             thread_cpu_seconds=thread_cpu - self._thread_cpu,
             process_cpu_seconds=process_cpu - self._process_cpu,
             rates=self._rates,
+            drafting=times.drafting,
         )

@@ -61,6 +61,8 @@ def document(engine: Engine, profile: EngineProfile, api_seconds: float) -> Docu
         },
         profile.seconds,
     )
+    if profile.drafting:
+        found["drafters"] = _shares(profile.drafting, profile.seconds)
     found["processor_seconds"] = {
         "engine": _rounded(profile.process_cpu_seconds),
         "engine_thread": _rounded(profile.thread_cpu_seconds),
@@ -215,6 +217,7 @@ def text(found: Document) -> str:
         *_share_lines("time", found["time"].items()),
         "",
         *_share_lines("the engine's thread", found["engine_thread"].items()),
+        *_share_lines("  of that, waiting for drafts of", found.get("drafters", {}).items()),
         "",
         _processors(found),
         *_roofline_lines(found["roofline"]),
@@ -261,6 +264,8 @@ def _roofline_lines(of: Document | None) -> list[str]:
 
 def _share_lines(title: str, rows: Iterable[tuple[str, Document]]) -> list[str]:
     shown = [(name.replace("_", " "), one) for name, one in rows]
+    if not shown:
+        return []
     width = max([20, *(len(name) for name, _ in shown)])
     return [
         title,
