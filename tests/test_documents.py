@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
-    [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "training").glob("*.md")]
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "training").glob("*.md")]
 )
 
 
@@ -42,3 +42,28 @@ def test_the_example_in_python_is_one_that_the_bundled_model_does_well(
     exec(compile(example, "README.md", "exec"), names)
     names["llm"].close()
     assert "Paris" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "docs/cli.md"])
+def test_what_guides_name_is_there(name: str) -> None:
+    """Paths and make targets of what newcomers follow; a word in capitals is theirs to choose."""
+    text = (ROOT / name).read_text()
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"make ([a-z][\w-]+)", text):
+        assert target in targets or not re.search(rf"[`$].*make {target}", text), target
+    for path in re.findall(r"`((?:src|tests|csrc|docs|deploy|\.ci)/[\w./*-]+)`", text):
+        chosen = re.sub(r"NAME|[A-Z]{4,}", "*", path)
+        placeholder = chosen != path and (ROOT / path).parent.is_dir()
+        assert placeholder or list(ROOT.glob(chosen)), path
+
+
+def test_decisions_are_listed_one_page_each() -> None:
+    folder = ROOT / "docs" / "decisions"
+    pages = {page.name for page in folder.glob("0*.md")}
+    listed = re.findall(r"\]\((0[\w-]+\.md)\)", (folder / "README.md").read_text())
+    assert len(listed) == len(set(listed)) and set(listed) == pages
+    for page in folder.glob("0*.md"):
+        text = page.read_text()
+        parts = ("**Decision.**", "**Why.**", "**Rejected.**", "**Costs.**")
+        assert [part for part in parts if part in text] == list(parts), page.name
+        assert len(text.splitlines()) <= 40, page.name
