@@ -18,6 +18,7 @@ from tidemill.gateway.fleet import Fleet
 from tidemill.gateway.probe import Probes
 from tidemill.gateway.run import GatewayOptions, make_context, make_gateway
 from tidemill.server.access.security import Security
+from tidemill.telemetry.otel_options import OtelOptions
 
 
 class Door:
@@ -30,8 +31,15 @@ class Door:
         records: of requests that have ended.
     """
 
-    def __init__(self, table: dict[str, Any], security: Security, *, records: bool) -> None:
-        options = GatewayOptions(checked(table), security=security)
+    def __init__(
+        self,
+        table: dict[str, Any],
+        security: Security,
+        *,
+        records: bool,
+        otel: OtelOptions | None = None,
+    ) -> None:
+        options = GatewayOptions(checked(table), security=security, otel=otel)
         self.context, _ = make_context(options)
         self.records: list[Any] = []
         if records:
@@ -71,6 +79,8 @@ class Door:
         self.http.close()
         self._server.stop()
         self._thread.join(10)
+        if self.context.exporter is not None:
+            self.context.exporter.close()
         self._listener.close()
 
 
@@ -80,6 +90,7 @@ def door(
     *,
     security: Security | None = None,
     records: bool = False,
+    otel: OtelOptions | None = None,
     **table: Any,
 ) -> Iterator[Door]:
     """A gateway in front of targets, called a, b, c...; without probes unless the table says when.
@@ -88,6 +99,7 @@ def door(
         targets: running ones (kind vllm, model m), or tables with a running one as `at`.
         security: keys.
         records: keep records of requests.
+        otel: where its spans go.
         table: the rest of the gateway's file.
     """
     rows = []
@@ -101,7 +113,7 @@ def door(
         rows.append(row)
     routing = {"probe_seconds": 3600.0, "wake_seconds": 0.0, **table.pop("routing", {})}
     whole = {"targets": rows, "routing": routing, **table}
-    opened = Door(whole, security or Security(), records=records)
+    opened = Door(whole, security or Security(), records=records, otel=otel)
     try:
         yield opened
     finally:

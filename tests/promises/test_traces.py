@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from helpers.gateway import door
 from helpers.otlp_receiver import Collector, Received, collecting
 from helpers.real_server import RealServer
 from opentelemetry import trace as api
@@ -15,6 +16,8 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from tidemill.telemetry.otel_options import HTTP, OtelOptions, Target
 
 pytestmark = pytest.mark.xdist_group("promises")
 
@@ -42,14 +45,23 @@ def client(collector: Collector) -> api.Tracer:
     return provider.get_tracer("client")
 
 
-def traced(server: RealServer, tracer: api.Tracer, kill_after: int = 0) -> str:
-    """The trace of a request that the client's own span surrounds."""
-    body = {"prompt": "survive", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+def traced(
+    server: RealServer, tracer: api.Tracer, kill_after: int = 0, url: str | None = None
+) -> str:
+    """The trace of a request that the client's own span surrounds, to the server or to a gateway
+    at `url`."""
+    body = {
+        "model": "brook",
+        "prompt": "survive",
+        "max_tokens": 1500,
+        "ignore_eos": True,
+        "stream": True,
+    }
     with tracer.start_as_current_span("client") as span:
         headers: dict[str, str] = {}
         TraceContextTextMapPropagator().inject(headers)
         with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json=body, headers=headers, timeout=120
+            "POST", f"{url or server.url}/v1/completions", json=body, headers=headers, timeout=120
         ) as answer:
             for number, _ in enumerate(answer.iter_lines()):
                 if kill_after and number == kill_after:
@@ -102,6 +114,19 @@ def test_a_recovery_is_in_the_trace(
     assert any(span.name == "recovery" for span in spans.values())
     parents = {spans[s.parent_id].span_id for s in spans.values() if s.name == "decode"}
     assert parents == {span.span_id for span in engines}
+
+
+def test_a_trace_goes_through_a_gateway(
+    server: RealServer, collector: Collector, client: api.Tracer
+) -> None:
+    to = OtelOptions(Target(f"{collector.http}/v1/traces", HTTP), None)
+    row = {"at": server, "kind": "tidemill", "models": ["brook"]}
+    with door([row], otel=to) as gateway:
+        trace_id = traced(server, client, kill_after=20, url=gateway.url)
+    spans = whole(collector, trace_id)
+    route, chat = "POST /v1/completions", "text_completion brook"
+    paths = [path(spans, span) for span in spans.values() if span.name == "decode"]
+    assert paths == [["client", route, route, chat, "engine", "decode"]] * 2  # two engines
 
 
 def test_a_request_without_a_trace_begins_one(server: RealServer, collector: Collector) -> None:

@@ -29,6 +29,9 @@ def gateway(
     allowed_host: tuple[str, ...] = locks.ALLOWED_HOST,
     trusted_proxy: tuple[str, ...] = locks.TRUSTED_PROXY,
     insecure: bool = locks.INSECURE,
+    otel: str = options.SERVER["otel"],
+    otel_protocol: str | None = options.SERVER["otel_protocol"],
+    otel_sample: float | None = options.SERVER["otel_sample"],
     log_level: str = options.SERVER["log_level"],
     log_format: str = options.SERVER["log_format"],
 ) -> None:
@@ -51,6 +54,7 @@ def gateway(
     from tidemill.server.access.stored import StoredKeys
     from tidemill.server.transport.listen import bind
     from tidemill.store.location import DATABASE_VARIABLE, location_of
+    from tidemill.telemetry.otel_options import otel_options
 
     guard_stderr(log_line)
     set_up_logging("api", log_level, log_format)
@@ -88,6 +92,7 @@ def gateway(
         drain_timeout=drain_timeout,
         database=location,
         home=default_home(),
+        otel=otel_options(otel, otel_protocol, otel_sample, False, os.environ),
     )
     code = serve(made, bind(host, port), say=say_line)
     if code:

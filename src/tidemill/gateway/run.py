@@ -29,6 +29,7 @@ from tidemill.server.transport.listen import url_of
 if TYPE_CHECKING:
     from tidemill.server.quotas.service import QuotaService
     from tidemill.store.location import Location
+    from tidemill.telemetry.otel_options import OtelOptions
 
 log = get_logger(__name__)
 
@@ -48,6 +49,7 @@ class GatewayOptions:
         home: ``TIDEMILL_HOME``.
         prices: of models.
         quotas: limits of each level.
+        otel: where OpenTelemetry's spans and metrics go; None: nowhere.
     """
 
     config: GatewayConfig
@@ -58,6 +60,7 @@ class GatewayOptions:
     home: Path | None = None
     prices: Prices = field(default_factory=Prices)
     quotas: Defaults = field(default_factory=Defaults)
+    otel: OtelOptions | None = None
 
 
 def serve(options: GatewayOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -118,6 +121,8 @@ async def _run(options: GatewayOptions, listener: socket.socket, say: Say) -> in
     finally:
         stopped.cancel()
         await probes.close()
+        if context.exporter is not None:
+            await asyncio.to_thread(context.exporter.close)
         if context.recorder is not None:
             await context.recorder.close()
         if context.storage is not None:
@@ -166,6 +171,12 @@ def make_context(options: GatewayOptions) -> tuple[ServerContext, QuotaService]:
             from tidemill.server.records import keep_records
 
             keep_records(context, options.home, options.prices)
+    if options.otel is not None:
+        from tidemill.server.tracing import export
+
+        context.keep_recent(0, options.prices)  # spans are made of what explains a request
+        scheme = "http" if options.security.certificates is None else "https"
+        export(context, options.otel, scheme)
     registry = context.metrics.registry
     service = QuotaService(options.quotas, options.prices, registry, context.storage)
     context.quotas = service.gate

@@ -40,7 +40,7 @@ class Recent:
     """The stories of the latest requests.
 
     Args:
-        size: how many that have ended are kept, at least 1.
+        size: how many that have ended are kept; 0: none, and `on_end` is told of each.
 
     Attributes:
         on_end: each is told of every one that has ended; it neither blocks nor raises.
