@@ -68,12 +68,13 @@ FIRES: Mapping[str, Mapping[str, str]] = {
     "UsageWaits": {'usage_records_waiting{instance="a"}': "20000x60"},
     "RolloutRolledBack": {'rollout_events_total{model="m",event="rolled back"}': "0x55 1x5"},
     "SpeculationLoses": {'speculation_saved_seconds{model="m",how="measured"}': "-20x60"},
+    "TargetDown": {'gateway_target_up{instance="a",target="b"}': _FLAT},
     "SlowReaders": {'slow_readers_total{instance="a"}': _UP},
 }
 
 # Of features that this server has not used.
 _UNUSED = re.compile(
-    r"drafter|draft|speculation|adapter_|version_|rollout|shadow|quota|cost|preemptions|database|energy|carbon|"
+    r"drafter|draft|speculation|adapter_|version_|rollout|shadow|quota|cost|preemptions|database|gateway|energy|carbon|"
     r"usage_records|requests_refused|engine_restarts|status=~\"5"
 )
 

@@ -182,6 +182,13 @@ def _of_the_rest() -> Iterator[Alert]:
         "Steps with drafts take longer than those without would.",
         "`--speculate off` for this model, or another drafter (docs/speculation.md).",
     )
+    target = ALL.gauge("gateway_target_up", ("instance", "target"), how="min")
+    yield Alert(
+        *("TargetDown", f"{target} == 0", "5m", "warning"),
+        "{{ $labels.target }} does not answer the gateway {{ $labels.instance }}",
+        "Its breaker is open: requests go to other targets, as long as there are any.",
+        "Look at that server; the gateway tries it again by itself (docs/gateway.md).",
+    )
     readers = ALL.rate("slow_readers", ("instance",))
     yield Alert(
         *("SlowReaders", f"{readers} > 0.1", "15m", "warning"),

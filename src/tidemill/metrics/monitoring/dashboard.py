@@ -311,6 +311,26 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             },
         ),
     ),
+    "Gateway": (
+        Panel(
+            "Requests by target",
+            _PER_SECOND,
+            {ALL.rate("gateway_requests", ("target",)): "{{target}}"},
+        ),
+        Panel(
+            "Failures by target",
+            _PER_SECOND,
+            {
+                ALL.rate("gateway_failures", ("target",)): "not answered: {{target}}",
+                ALL.rate("gateway_lost", ("target",)): "lost within an answer: {{target}}",
+            },
+        ),
+        Panel(
+            "Predicted wait by target",
+            _SECONDS,
+            {ALL.gauge("gateway_target_wait_seconds", ("target",), how="max"): "{{target}}"},
+        ),
+    ),
 }
 
 _WIDTH, _HEIGHT, _STAT_HEIGHT = 24, 8, 4
