@@ -167,6 +167,9 @@ load: test-install ## 5,000 idle connections and 1,000 streams on one server (a 
 many-models: test-install ## three models in the memory of two while engines are killed, and streams beside loads (minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.many_models $(ARGS)
 
+plan-memory: test-install ## what `tidemill plan` predicts beside what `serve` takes, 28 cases; writes docs/planning.md (10 minutes)
+	PYTHONPATH=tests $(BIN)/python -m load.plan_memory --write $(ARGS)
+
 batches: test-install ## 5,000 lines of a batch through ten kills -9, and what others notice of a batch (minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.batches $(ARGS)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,25 +112,19 @@ SHAPES: dict[str, tuple[dict[str, Any], str, str, list[int]]] = {
 
 def stored_names(rules: Rules, spec: DecoderSpec) -> dict[str, str]:
     """canonical -> stored name, by the family's own rules turned around."""
-    known = {canonical: pattern for pattern, canonical in rules if canonical and "{" not in pattern}
-    per_layer = [(c, p) for p, c in rules if c and "{i}" in p]
-    found = {}
-    for name in spec.expected_tensors():
-        if name in known:
-            found[name] = known[name]
+    return {name: stored_name(rules, name) for name in spec.expected_tensors()}
+
+
+def stored_name(rules: Rules, name: str) -> str:
+    """The first stored name that a family's rules read as a canonical one."""
+    for stored, canonical in rules:
+        if canonical is None:
             continue
-        _, index, rest = name.split(".", 2)
-        found[name] = next(_expand(per_layer, rest)).replace("{i}", index)
-    return found
-
-
-def _expand(rules: list[tuple[str, str]], rest: str) -> Iterator[str]:
-    *_, part, kind = rest.split(".")
-    for canonical, pattern in rules:
-        tail = canonical.removeprefix("layers.{i}.")
-        for p in (part, part.removesuffix("_norm")):
-            if tail.replace("{p}", p).replace("{t}", kind) == rest:
-                yield pattern.replace("{p}", p).replace("{t}", kind)
+        pattern = re.sub(r"\\{(\w)\\}", r"(?P<\1>[^.]+?)", re.escape(canonical))
+        found = re.fullmatch(pattern, name)
+        if found is not None:
+            return stored.format(**found.groupdict())
+    raise KeyError(f"no rule for {name}")
 
 
 def to_bfloat16(x: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tidemill.models.naming import Rules
+from benchmarks.make_model import stored_names
 from tidemill.models.registry import family_for_config
 
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -30,27 +29,16 @@ LLAMA_70B = {
 }  # fmt: skip
 
 
-def stored_name(rules: Rules, name: str) -> str:
-    """The first stored name that a family's rules read as a canonical one."""
-    for stored, canonical in rules:
-        if canonical is None:
-            continue
-        pattern = re.sub(r"\\{(\w)\\}", r"(?P<\1>[^.]+?)", re.escape(canonical))
-        found = re.fullmatch(pattern, name)
-        if found is not None:
-            return stored.format(**found.groupdict())
-    raise AssertionError(f"no rule for {name}")
-
-
 def header_of(config: Mapping[str, Any], dtype: str = "BF16") -> tuple[bytes, int]:
     """The beginning of model.safetensors for a config, and the file's size."""
     family = family_for_config(config)
     spec = family.spec(dict(config))
+    names = stored_names(family.rules, spec)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in spec.expected_tensors().items():
         end = offset + _BYTES[dtype] * math.prod(shape)
-        header[stored_name(family.rules, name)] = {
+        header[names[name]] = {
             "dtype": dtype,
             "shape": shape,
             "data_offsets": [offset, end],

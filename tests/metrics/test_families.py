@@ -15,7 +15,7 @@ from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.database import DatabaseMetrics
 from tidemill.metrics.ended import EndedMetrics
 from tidemill.metrics.energy import EnergyMetrics
-from tidemill.metrics.families import FAMILIES, GROUPS, OTHERS, PREFIX, Bounded, Kind
+from tidemill.metrics.families import FAMILIES, GROUPS, OTHERS, PREFIX, Bounded, Kind, gauge
 from tidemill.metrics.quotas import QuotaMetrics
 from tidemill.metrics.registry import ServerMetrics
 from tidemill.metrics.rollouts import RolloutMetrics
@@ -38,6 +38,7 @@ def everything() -> ServerMetrics:
     GatewayMetrics(server.registry, ())
     EnergyMetrics(server.registry, lambda: {"rapl:package-0": 1.0})
     DatabaseMetrics(server.registry).watch(lambda: True, lambda: 0)
+    gauge("plan_error_ratio", server.registry)
     return server
 
 

@@ -79,22 +79,22 @@ def calibrate(
 
 
 def _measure_machine(seconds: float, say: Callable[[str], None]) -> None:
-    from tidemill.library.home import default_home
-    from tidemill.planning.kept import FOLDER, keep_rates
+    from tidemill.library.home import COSTS, default_home
+    from tidemill.planning.kept import keep_rates
     from tidemill.planning.rates import described, measure_rates
 
     rates = measure_rates(seconds, say)
     print(described(rates))
-    print(f"kept in {keep_rates(default_home() / FOLDER, rates)}")
+    print(f"kept in {keep_rates(default_home() / COSTS, rates)}")
 
 
 def _kept(costs: Costs, path: Path | None) -> Path:
-    from tidemill.library.home import default_home
-    from tidemill.planning.kept import FOLDER, keep_costs
+    from tidemill.library.home import COSTS, default_home
+    from tidemill.planning.kept import keep_costs
     from tidemill.simulate.costs import write_costs
 
     if path is None:
-        return keep_costs(default_home() / FOLDER, costs)
+        return keep_costs(default_home() / COSTS, costs)
     write_costs(costs, path)
     return path
 

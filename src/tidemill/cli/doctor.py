@@ -22,8 +22,8 @@ def doctor(
     from tidemill import __version__
     from tidemill.backends import native
     from tidemill.cli.machine import describe_cpu, installed
-    from tidemill.library.home import default_home
-    from tidemill.planning.kept import FOLDER, find_rates
+    from tidemill.library.home import COSTS, default_home
+    from tidemill.planning.kept import find_rates
     from tidemill.worker.machine import available_memory, usable_cpus
 
     threads = usable_cpus()
@@ -59,7 +59,7 @@ def doctor(
         figure = f"{together / 1e9:.1f} GB/s with {threads} threads, {alone / 1e9:.1f} with one"
         rows.append(("read bandwidth", figure))
         rows.append(("a 1 GB model decodes at", f"most {together / 1e9:.0f} tokens/s per stream"))
-    rates = find_rates(default_home() / FOLDER)
+    rates = find_rates(default_home() / COSTS)
     measured = "no (`tidemill calibrate --machine`)" if rates is None else rates.created
     rows.append(("measured for plans", measured))
     table = Table(show_header=False, box=None)

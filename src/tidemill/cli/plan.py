@@ -36,7 +36,12 @@ def plan(
     memory: str | None = option(
         None, help="Memory for the model, such as 16GiB. Default: the device's, or what is free."
     ),
-    context: int | None = option(None, help="Tokens of a request at most, prompt and answer."),
+    context: int | None = option(
+        None,
+        "--context",
+        "--max-model-len",
+        help="Tokens of a request at most, prompt and answer.",
+    ),
     concurrency: int | None = option(None, help="Requests of that length at once."),
     prompt: int = option(512, help="Tokens of a prompt, for predicted latencies."),
     output: int = option(128, help="Tokens of an answer, for predicted latencies."),
@@ -62,6 +67,7 @@ def plan(
     block_size: int = options.BLOCK_SIZE,
     max_num_seqs: int = options.MAX_NUM_SEQS,
     max_step_tokens: int = options.MAX_STEP_TOKENS,
+    kv_memory: str | None = options.KV_MEMORY,
     threads: int | None = options.THREADS,
     isa: str | None = options.ISA,
     speculate: str = options.SPECULATE,
@@ -91,7 +97,10 @@ def plan(
     for name, amount in {"usd-per-hour": usd_per_hour, "watts": watts}.items():
         if amount is not None and not 0 < amount < 1e9:
             raise config_error(name, f"--{name} must be above 0, got {amount}")
-    load = Load(context, concurrency, prompt, output, read_objectives(objective))
+    chosen = kv_memory is not None and concurrency is None
+    load = Load(
+        None if chosen else context, concurrency, prompt, output, read_objectives(objective)
+    )
     with _opened(with_options(model, file, revision), backend) as (located, files):
         config = EngineConfig(
             model=str(files.path),
@@ -104,6 +113,7 @@ def plan(
             max_model_len=context or located.definition.max_model_len,
             max_num_seqs=max(max_num_seqs, concurrency or 1),
             max_step_tokens=max_step_tokens,
+            kv_memory=options.parse_bytes("kv-memory", kv_memory),
             threads=threads,
             isa=isa,
             speculate=speculate,
@@ -173,8 +183,7 @@ def _where(
     watts: float | None,
 ) -> Where:
     from tidemill.base.errors import config_error
-    from tidemill.library.home import default_home
-    from tidemill.planning.kept import FOLDER
+    from tidemill.library.home import COSTS, default_home
     from tidemill.planning.plan import Where
     from tidemill.worker.machine import available_memory
 
@@ -183,7 +192,7 @@ def _where(
         return Where(
             memory=given or available_memory(),
             memory_of="as given" if given else "free on this machine",
-            measured=default_home() / FOLDER,
+            measured=default_home() / COSTS,
             watts=watts,
             price=price,
         )

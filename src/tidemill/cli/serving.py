@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidemill.server.host.engine_loader import Opening, TextSide
     from tidemill.server.host.pipelines.options import PipelineOptions
     from tidemill.server.host.source import ModelOptions, NameOptions, Source
-    from tidemill.server.run import ServeOptions
+    from tidemill.server.run import ServeOptions, WatchSteps
 
 Say = Callable[[str], None]
 
@@ -143,6 +143,7 @@ def serve_options(
         database_outage=server.database_outage,
         recent_requests=server.recent_requests,
         keep_explanations=server.keep_explanations,
+        watch_steps=_step_watches(default_home()),
         otel=otel_options(
             server.otel, server.otel_protocol, server.otel_sample, server.otel_steps, os.environ
         ),
@@ -160,6 +161,18 @@ def _existing_folder(text: str) -> str:
     if not folder.is_dir():
         raise config_error("adapter_folder", f"--adapter-folder: {folder} is no folder")
     return str(folder)
+
+
+def _step_watches(home: Path) -> WatchSteps | None:
+    """What compares steps with the costs that are kept; imported only where some are."""
+    from tidemill.library.home import COSTS
+
+    folder = home / COSTS
+    if not folder.is_dir():
+        return None
+    from tidemill.planning.watch import StepWatches
+
+    return StepWatches(folder)
 
 
 def _with_adapters(models: Sequence[ModelOptions], texts: Sequence[str]) -> list[ModelOptions]:

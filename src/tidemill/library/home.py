@@ -7,6 +7,8 @@ from pathlib import Path
 
 HOME_VARIABLE = "TIDEMILL_HOME"
 MANIFESTS = "manifests"
+COSTS = "costs"
+"""Folder of what was measured of this machine (`tidemill calibrate`)."""
 
 
 def default_home() -> Path:

@@ -288,6 +288,13 @@ GROUPS: Mapping[str, tuple[Family, ...]] = {
             ("model", "cause"),
         ),
         _counter("requests_replayed", "Requests that went on on another engine"),
+        _gauge(
+            "plan_error_ratio",
+            "How much longer steps of the last hour took than costs measured by `tidemill "
+            "calibrate` predict (measured by predicted, less 1), by what takes their time; once an "
+            "hour, where there are such costs",
+            ("model", "term"),
+        ),
         _histogram("engine_recovery_seconds", "From an engine's end to the replay of its work"),
         _histogram("model_load_seconds", "Time to load a model"),
     ),

@@ -6,17 +6,22 @@ import math
 import os
 import platform
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from tidemill.base.errors import TidemillError
 from tidemill.contract.needs import MemoryNeeds
 from tidemill.planning.devices import Attainment, Device
-from tidemill.simulate.costs import Costs, MachineFacts, file_name, read_costs, write_costs
+from tidemill.simulate.costs import (
+    Costs,
+    EngineFacts,
+    MachineFacts,
+    file_name,
+    read_costs,
+    write_costs,
+)
 from tidemill.worker.machine import total_memory, usable_cpus
-
-FOLDER = "costs"
-"""Of the library's home."""
 
 _RATES = "machine.json"
 # Smaller weights stay in a processor's caches.
@@ -108,7 +113,33 @@ def keep_costs(folder: Path, costs: Costs) -> Path:
     return path
 
 
+class Computed(NamedTuple):
+    """What a model's costs depend on beside the machine; members as in `EngineInfo`."""
+
+    family: str
+    parameters: int
+    dtype: str
+    kv_dtype: str
+    quantization: str
+    weight_bytes: int
+    threads: int
+
+
 def find_costs(folder: Path, needs: MemoryNeeds, threads: int) -> Costs | None:
+    """As `find_costs_of`, for a model that is not loaded."""
+    facts = needs.facts
+    if facts is None:
+        return None
+    return find_costs_of(
+        folder,
+        Computed(
+            facts.family, facts.parameters, needs.dtype, needs.kv_dtype, facts.quantization,
+            needs.weight_bytes, threads,
+        ),
+    )  # fmt: skip
+
+
+def find_costs_of(folder: Path, asked: Computed) -> Costs | None:
     """The newest costs of a model of these sizes, computed like this on this machine.
 
     Weights' values cost nothing, so that a model of the same shape and types will do.
@@ -119,19 +150,15 @@ def find_costs(folder: Path, needs: MemoryNeeds, threads: int) -> Costs | None:
             costs = read_costs(path)
         except TidemillError:
             continue
-        if _is_of(costs, machine, needs, threads):
+        if costs.machine == machine and _is_of(costs.engine, asked):
             found.append((costs.created, costs))
     return max(found, key=lambda one: one[0])[1] if found else None
 
 
-def _is_of(costs: Costs, machine: MachineFacts, needs: MemoryNeeds, threads: int) -> bool:
-    engine, facts = costs.engine, needs.facts
-    if facts is None or costs.machine != machine:
-        return False
-    same = (engine.family, engine.parameters, engine.dtype, engine.kv_dtype, engine.quantization)
-    asked = (facts.family, facts.parameters, needs.dtype, needs.kv_dtype, facts.quantization)
-    sizes = abs(engine.weight_bytes - needs.weight_bytes) <= _SAME_BYTES * needs.weight_bytes
-    return same == asked and sizes and engine.threads == threads
+def _is_of(engine: EngineFacts, asked: Computed) -> bool:
+    measured = Computed(*(getattr(engine, name) for name in Computed._fields))
+    sizes = abs(measured.weight_bytes - asked.weight_bytes) <= _SAME_BYTES * asked.weight_bytes
+    return sizes and measured._replace(weight_bytes=0) == asked._replace(weight_bytes=0)
 
 
 def keep_rates(folder: Path, rates: MachineRates) -> Path:

@@ -16,9 +16,15 @@ from tidemill.contract.needs import TYPICAL_SEQUENCES, MemoryNeeds
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.sizing import check_weights_fit, plan_cache, reserve
 
-SERVER_BYTES = 44 * 2**20
-"""The API process of `tidemill serve`, and the vocabulary that it tokenizes with below."""
-_SERVER_TOKEN_BYTES = 420
+SERVER_BYTES = 68 * 2**20
+"""The API process of `tidemill serve`, without pages of files that the engine has mapped too."""
+
+# Of a vocabulary that the tokenizers library holds as objects: any but byte-level BPE, which is
+# read in place.
+_SERVER_TOKEN_BYTES = 290
+
+# What the scheduler keeps in Python of a token in the cache: its id, and its share of a block.
+_TOKEN_OBJECT_BYTES = 120
 
 MAX_SEQUENCES = 2**16
 ADAPTER_RANK = 16
@@ -72,19 +78,21 @@ class Subject:
         spec: the model.
         needs: what it takes.
         serves: count the API process.
+        in_place: its vocabulary is read in place.
     """
 
     config: EngineConfig
     spec: DecoderSpec
     needs: MemoryNeeds
     serves: bool = True
+    in_place: bool = True
 
     @property
     def server(self) -> int:
         """Bytes of the API process."""
         if not self.serves:
             return 0
-        return SERVER_BYTES + _SERVER_TOKEN_BYTES * self.spec.vocab_size
+        return SERVER_BYTES + (0 if self.in_place else _SERVER_TOKEN_BYTES * self.spec.vocab_size)
 
     def fixed(self, sequences: int) -> int:
         """Everything but the cache, with so many sequences at once."""
@@ -107,14 +115,15 @@ def fit(
     why: str | None = None
     longest = spec.reach.usual if subject.config.max_model_len is None else needs.context
     if context is None and concurrency is None:
-        cache, tokens, streams, why = _chosen(subject, memory)
+        cache, held, tokens, streams, why = _chosen(subject, memory)
     else:
         streams = concurrency or 1
         tokens = context or min(longest, _max_context(subject, memory, streams) or longest)
-        cache = streams * needs.cache_of(tokens)
+        cache, held = streams * needs.cache_of(tokens), streams * tokens
         why = _refusal(subject, memory)
-    at_once = min(streams, subject.config.max_num_seqs) if concurrency else TYPICAL_SEQUENCES
-    total = subject.fixed(at_once) + cache
+    at_once = min(concurrency or TYPICAL_SEQUENCES, subject.config.max_num_seqs)
+    objects = held * _TOKEN_OBJECT_BYTES
+    total = subject.fixed(at_once) + cache + objects
     if why is None and total > memory:
         why = "more than there is"
     return Fit(
@@ -122,7 +131,7 @@ def fit(
         weights=needs.weight_bytes,
         cache=cache,
         activations=needs.working(at_once),
-        process=needs.process,
+        process=needs.process + objects,
         server=subject.server,
         total=total,
         context=tokens,
@@ -134,14 +143,14 @@ def fit(
     )
 
 
-def _chosen(subject: Subject, memory: int) -> tuple[int, int, int, str | None]:
-    """The cache's bytes, context and full contexts in it, as an engine sizes them; and why it would
-    not start."""
+def _chosen(subject: Subject, memory: int) -> tuple[int, int, int, int, str | None]:
+    """The cache's bytes and tokens, the context, and full contexts in it, as an engine sizes them;
+    and why it would not start."""
     needs, config = subject.needs, subject.config
     longest = needs.context
     refusal = _refusal(subject, memory)
     if refusal is not None:
-        return needs.cache_of(longest), longest, 1, refusal
+        return needs.cache_of(longest), longest, longest, 1, refusal
     free = memory - subject.server - needs.process - needs.weight_bytes
     draft = needs.token_bytes - subject.spec.kv_bytes_per_token(needs.kv_dtype)
     try:
@@ -151,11 +160,12 @@ def _chosen(subject: Subject, memory: int) -> tuple[int, int, int, str | None]:
     except TidemillError as error:
         if error.kind is not ErrorKind.RESOURCE:
             raise
-        return needs.cache_of(longest), longest, 1, error.message
+        return needs.cache_of(longest), longest, longest, 1, error.message
     tokens = plan.num_blocks * config.block_size
     states = plan.states * needs.state
     return (
         tokens * needs.token_bytes + states,
+        tokens,
         plan.max_model_len,
         max(1, tokens // plan.max_model_len),
         None,
@@ -177,7 +187,7 @@ def _max_context(subject: Subject, memory: int, streams: int) -> int:
     room = (memory - subject.fixed(streams)) // streams - 2 * subject.needs.state
     if _refusal(subject, memory) is not None or room < 0:
         return 0
-    blocks = room // (block * subject.needs.token_bytes)
+    blocks = room // (block * (subject.needs.token_bytes + _TOKEN_OBJECT_BYTES))
     return int(min(spec.reach.longest, blocks * block))
 
 
@@ -187,7 +197,8 @@ def _max_concurrency(subject: Subject, memory: int, context: int) -> int:
     room = memory - subject.fixed(0)
     if _refusal(subject, memory) is not None or room < 0:
         return 0
-    return int(min(MAX_SEQUENCES, room // (needs.cache_of(context) + needs.sequence)))
+    each = needs.cache_of(context) + context * _TOKEN_OBJECT_BYTES + needs.sequence
+    return int(min(MAX_SEQUENCES, room // each))
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):

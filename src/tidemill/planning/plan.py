@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.needs import MemoryNeeds
 from tidemill.loading.parts import ModelFiles
@@ -171,7 +172,15 @@ def make_plan(config: EngineConfig, files: ModelFiles, where: Where, load: Load)
 def _subject(config: EngineConfig, opened: Opened, where: Where) -> Subject:
     # Of a described device only what lies in its own memory counts.
     serves = where.device is None
-    return Subject(config, opened.files.spec, needs_of(config, opened), serves)
+    in_place = _byte_level(opened.files.tokenizer)
+    return Subject(config, opened.files.spec, needs_of(config, opened), serves, in_place)
+
+
+def _byte_level(text: TokenizerData) -> bool:
+    """Whether a vocabulary is byte-level BPE; so is one that was not fetched, mostly."""
+    if text.gguf is not None:
+        return bool(text.gguf.get("tokenizer.ggml.model") == "gpt2")
+    return text.tokenizer_json is None or b"ByteLevel" in bytes(text.tokenizer_json)
 
 
 def _predicted(

@@ -21,6 +21,7 @@ from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.prices import Prices
 from tidemill.contract.quotas import Defaults
+from tidemill.contract.wire import EngineInfo, EngineStats
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.server.access.limits import Limits
 from tidemill.server.access.security import Security
@@ -30,6 +31,7 @@ from tidemill.server.transport.systemd import ServiceManager
 
 if TYPE_CHECKING:
     from tidemill.engine.supervisor import Recovery
+    from tidemill.metrics.registry import ServerMetrics
     from tidemill.server.context import ServerContext
     from tidemill.server.grpc.serve import GrpcServer
     from tidemill.server.host.engine_loader import EngineLoader, TextSide
@@ -57,6 +59,8 @@ STOP_SECONDS = 15.0
 """Seconds that engines and the database have to end when every request has."""
 
 Say = Callable[[str], None]
+OnStats = Callable[[EngineStats], None]
+WatchSteps = Callable[[str, EngineInfo, "ServerMetrics"], OnStats | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class ServeOptions:
         manager: what started this process; if it gave the socket, that has a next owner.
         energy: requests are charged with it, where it is known.
         watts, carbon_intensity: see `server.energy.measure`.
+        watch_steps: given a model's name, its engine's properties and the server's metrics:
+            what the engine's statistics are also given to, if anything; None: nothing is.
     """
 
     models: Sequence[ModelOptions]
@@ -129,6 +135,7 @@ class ServeOptions:
     energy: bool = True
     watts: float | None = None
     carbon_intensity: str | None = None
+    watch_steps: WatchSteps | None = None
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -391,7 +398,8 @@ class _Assembly:
 
         context = self._context()
         metrics = context.metrics.of(model.name)
-        engine.on_stats(context.on_stats(model.name, metrics.update_engine))
+        told = context.on_stats(model.name, metrics.update_engine)
+        engine.on_stats(self._watched(model.name, engine.info, told))
         for loaded in context.on_loaded:
             loaded(engine.info.device)
         return ServedModel(
@@ -410,6 +418,18 @@ class _Assembly:
             config_digest=config.digest(),
             explain=context.recent is not None,
         )
+
+    def _watched(self, model: str, info: EngineInfo, told: OnStats) -> OnStats:
+        """What an engine's statistics are given to: `told`, and what watches its steps."""
+        watch = self._options.watch_steps
+        if watch is None or (watched := watch(model, info, self._context().metrics)) is None:
+            return told
+
+        def both(stats: EngineStats) -> None:
+            told(stats)
+            watched(stats)
+
+        return both
 
     def _supervision(self, model: ModelOptions) -> Supervision:
         def on_recovery(recovery: Recovery) -> None:

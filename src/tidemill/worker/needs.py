@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from tidemill.worker.speculate.opening import Draft
 
 _FLOAT = 4
-# The interpreter, numpy, the core and what both allocate, measured as the PSS of engines.
-PROCESS_BYTES = 42 * 2**20
+# The interpreter, numpy, the core and what both allocate, measured as what engines take beside
+# weights, cache and steps, pages of files included (`make plan-memory`).
+PROCESS_BYTES = 52 * 2**20
 # With torch, and with transformers' model classes.
 _BACKEND_BYTES = {"native": 0, "torch": 260 * 2**20, "transformers": 400 * 2**20}
 # The part of the weights that is another model's.
