@@ -8,9 +8,12 @@ waits for one.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +37,10 @@ from tidemill.worker.tiers.disk import DiskTier
 from tidemill.worker.tiers.ram import RamTier
 
 _log = get_logger(__name__)
+
+NICENESS = 10
+"""Of the thread, where the system has niceness per thread. Where all cores compute, moves get about
+a tenth of one, and a step with running streams takes that much longer at most; else all they want."""
 
 REPORT_SAVES = 64
 """Ended saves are reported together, so many at most, or when there is nothing else to do."""
@@ -221,6 +228,9 @@ class Mover:
         self._thread.join()
 
     def _run(self) -> None:
+        if sys.platform == "linux":
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         if self._disk is not None:
             self._disk.held()  # looked up before it is needed
         while True:
