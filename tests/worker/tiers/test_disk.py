@@ -145,6 +145,14 @@ def test_a_former_models_blocks_leave_first_and_their_folders(tmp_path: Path) ->
     assert sum(one.has(name_of(i)[0]) for i in range(6)) >= 4
 
 
+def test_an_idle_engine_whose_empty_folder_was_removed_saves_again(tmp_path: Path) -> None:
+    idle, busy = tier(tmp_path, identity=OTHER), tier(tmp_path, limit=2 * RECORD)
+    for i in range(4):
+        busy.save(name_of(i), bytes_of(i))
+    assert not (tmp_path / OTHER.hex()[:32]).exists()
+    assert idle.save(name_of(1), bytes_of(1)) and load(idle, 1)
+
+
 def test_a_disk_that_takes_nothing_costs_nothing_else(tmp_path: Path) -> None:
     one = tier(tmp_path)
     digest = name_of(1)[0].hex()

@@ -93,7 +93,7 @@ class DiskTier:
         path = self._path(name[0])
         head = header(self._identity, name, self._nbytes, self._checksum(data))
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file, part = tempfile.mkstemp(_PART, dir=path.parent)
             try:
                 with os.fdopen(file, "wb", buffering=0) as out:
