@@ -40,7 +40,7 @@ _log = get_logger(__name__)
 
 NICENESS = 10
 """Of the thread, where the system has niceness per thread. Where all cores compute, moves get about
-a tenth of one, and a step with running streams takes that much longer at most; else all they want."""
+a tenth of one, and a step with running streams takes that much longer at most."""
 
 REPORT_SAVES = 64
 """Ended saves are reported together, so many at most, or when there is nothing else to do."""
