@@ -11,8 +11,8 @@ import pytest
 
 from tidemill.contract.moves import Name
 from tidemill.memory.prefix import block_key, root_digest
+from tidemill.transfer.record import identity_of
 from tidemill.worker.tiers.disk import DiskTier
-from tidemill.worker.tiers.record import Damaged, checksum_in, header, identity_of
 
 NBYTES = 4096
 MODEL, OTHER = identity_of(["a", 1]), identity_of(["a", 2])
@@ -73,19 +73,6 @@ def test_damage_is_found_and_removed(tmp_path: Path, at: str) -> None:
     assert not load(one, 1)
     assert one.figures(0, 0, 0.0).damaged_blocks == 1
     assert not files(tmp_path) and not one.has(name_of(1)[0])
-
-
-def test_any_bit_of_a_header_counts() -> None:
-    good = header(MODEL, name_of(1), NBYTES, 5)
-    assert checksum_in(good, MODEL, name_of(1), NBYTES) == 5
-    for bit in range(0, 8 * len(good), 3):
-        bad = bytearray(good)
-        bad[bit // 8] ^= 1 << bit % 8
-        if 24 <= bit // 8 < 32:  # it is compared with the bytes
-            assert checksum_in(bad, MODEL, name_of(1), NBYTES) != 5
-            continue
-        with pytest.raises(Damaged):
-            checksum_in(bad, MODEL, name_of(1), NBYTES)
 
 
 def test_blocks_of_other_models_and_texts_are_not_believed(tmp_path: Path) -> None:

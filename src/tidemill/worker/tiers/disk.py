@@ -1,6 +1,6 @@
 """DiskTier: a folder of blocks that outlives the process, bounded in size, shared by engines.
 
-`FOLDER/IDENTITY/XX/DIGEST` is the record of one block (`tiers.record`), XX the first byte of its
+`FOLDER/IDENTITY/XX/DIGEST` is the record of one block (`transfer.record`), XX the first byte of its
 digest. A block is written under another name and renamed. Nothing is synced: what a crash of the
 machine leaves torn has a wrong checksum, which is found when it is read, and then it is removed.
 So engines of one machine use the folder side by side, and readers and writers need no lock.
@@ -23,7 +23,7 @@ from tidemill.backends.base import Checksum, UInt8
 from tidemill.base.clock import wall
 from tidemill.base.log import get_logger
 from tidemill.contract.moves import Name, TierFigures
-from tidemill.worker.tiers.record import Damaged, checksum_in, header
+from tidemill.transfer.record import Damaged, checksum_in, header
 
 _log = get_logger(__name__)
 

@@ -9,10 +9,10 @@ from tidemill.backends.base import Backend
 from tidemill.base.build import build_id
 from tidemill.base.errors import config_error, unsupported
 from tidemill.contract.config import EngineConfig, folder_and_size
+from tidemill.transfer.record import identity_of
 from tidemill.worker.tiers.disk import DiskTier
 from tidemill.worker.tiers.mover import Mover
 from tidemill.worker.tiers.ram import RamTier
-from tidemill.worker.tiers.record import identity_of
 
 _MIB = 2**20
 _GIB = 2**30
