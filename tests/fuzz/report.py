@@ -24,7 +24,8 @@ _FILES = """# Hostile files
 would. Each input must end in a model or in an error of ours, within {hang} s; the Python
 and numpy allocations of a quarter of the inputs of headers and pickles are measured and may take
 {factor} times the file and 1 MiB. A model is taken into the native core, and computes five tokens
-there (but for GGUF files whose allocations are measured).
+there (but for GGUF files whose allocations are measured); a LoRA is loaded beside its base and
+computes five there, and then the base computes what it did before.
 
 {summary}
 Beyond {factor} times its file an input took at most {peak:.0f} KiB; the

@@ -13,20 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from helpers import packers, tiny_folder
+from helpers import packers, tiny_adapter, tiny_folder
 from helpers.backend_driver import BackendDriver, options
+from helpers.gguf_adapter import gguf_adapter
 from safetensors.numpy import save
 
 from fuzz.mutate import mutate_bytes, mutate_json
 from tidemill.backends import native
+from tidemill.backends.base import LOGITS_ALL
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.loading import open_model, text_side
+from tidemill.loading.adapters.source import open_adapter
 from tidemill.loading.formats import safetensors, spm_file, torch_files
 from tidemill.loading.formats.gguf import read_file as read_gguf
 from tidemill.loading.locate import bundled_models
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import one_tensor
+from tidemill.models.adapters import MAX_RANK
 from tidemill.models.blocks.repack import Inexact
+from tidemill.models.quantization import to_float32
 from tidemill.text import template as templates
 from tidemill.text.abilities import Abilities
 from tidemill.text.bounds import Budget
@@ -119,7 +124,7 @@ def _safetensors() -> Target:
     def read(data: bytes, folder: Path) -> None:
         _values(safetensors.read_file(_write(folder, "m.safetensors", data)))
 
-    return Target("safetensors headers", 0.2, _of_bytes(corpus), read)
+    return Target("safetensors headers", 0.15, _of_bytes(corpus), read)
 
 
 def _torch() -> Target:
@@ -151,7 +156,7 @@ def _torch() -> Target:
     def read(data: bytes, folder: Path) -> None:
         _values(torch_files.read_file(_write(folder, "m.bin", data)))
 
-    return Target("PyTorch archives and pickles", 0.2, make, read)
+    return Target("PyTorch archives and pickles", 0.15, make, read)
 
 
 # --- GGUF, vocabularies ---
@@ -312,6 +317,83 @@ def _quantized() -> Target:
     return _folder("quantized folders", 0.02, "config.json", documents, save(stored))
 
 
+# --- adapters ---
+
+
+def _adapters() -> Target:
+    """LoRA in both formats, and prompt adapters. What is read as sound is loaded beside its base
+    and computes five tokens, after which the base computes what it did before."""
+    settings = {
+        **tiny_adapter.SETTINGS, "rank_pattern": {"q_proj": 4}, "alpha_pattern": {"k_proj": 3},
+        "use_rslora": False, "use_dora": False, "bias": "none", "init_lora_weights": True,
+        "alora_invocation_tokens": None, "modules_to_save": None, "target_parameters": None,
+    }  # fmt: skip
+    prompt = {
+        "peft_type": "PROMPT_TUNING", "num_virtual_tokens": 3, "token_dim": 32, "num_layers": 2,
+        "num_attention_heads": 4, "num_transformer_submodules": 1, "prompt_tuning_init": "RANDOM",
+    }  # fmt: skip
+    prefix = {**prompt, "peft_type": "PREFIX_TUNING", "token_dim": 16, "num_attention_heads": 2}
+    rng = np.random.default_rng(1)
+    lora = save(tiny_adapter.adapter_tensors())
+    tables = {
+        width: save({"prompt_embeddings": rng.standard_normal((3, width)).astype(np.float32)})
+        for width in (32, 64)
+    }
+    # Of each sound adapter its settings and its tensors.
+    sound: list[tuple[dict[str, Any], bytes]] = [
+        (settings, lora), (prompt, tables[32]), (prefix, tables[64]),
+    ]  # fmt: skip
+    gguf_file = gguf_adapter()
+    base: list[tuple[ModelFiles, BackendDriver, np.ndarray]] = []
+
+    def make(rng: random.Random) -> bytes:
+        kind = rng.randrange(8)
+        if kind == 7:
+            return b"g" + mutate_bytes(gguf_file, lora, rng)
+        config, tensors = rng.choice(sound)
+        text = json.dumps(config).encode()
+        if kind < 3:
+            text = mutate_json(config, rng)
+        elif kind == 3:
+            text = mutate_bytes(text, text, rng)
+        else:
+            tensors = mutate_bytes(tensors, rng.choice(sound)[1], rng)
+        return b"p" + len(text).to_bytes(4, "little") + text + tensors
+
+    def read(data: bytes, folder: Path) -> None:
+        if not base:
+            files = open_model(tiny_folder.write_folder(folder / "base"))
+            loaded = native.load(files.spec, files.tensors, options(max_positions=64))
+            driver = BackendDriver(loaded, num_blocks=8)
+            base.append((files, driver, driver.all_logits([1, 2, 3, 4, 5], chunk=4)))
+        [(files, driver, before)] = base
+        if data[:1] == b"g":
+            path = _write(folder, "adapter.gguf", data[1:])
+        else:
+            path = folder / "adapter"
+            path.mkdir(exist_ok=True)
+            end = 5 + int.from_bytes(data[1:5], "little")
+            _write(path, "adapter_config.json", data[5:end])
+            _write(path, "adapter_model.safetensors", data[end:])
+        adapter = open_adapter(path, files)
+        assert adapter.rank <= MAX_RANK
+        if adapter.of_prompt:
+            return
+        changes = adapter.changes(lambda name: to_float32(files.tensors[name]))
+        driver.backend.load_adapter(0, changes)
+        try:
+            sequence = driver.sequence([1, 2, 3, 4, 5])
+            inputs = driver.inputs([(sequence, 5)], logits=LOGITS_ALL)
+            inputs.adapters = np.zeros(1, np.int32)
+            driver.backend.submit(inputs).result()
+            driver.free(sequence)
+        finally:
+            driver.backend.unload_adapter(0)
+        assert np.array_equal(driver.all_logits([1, 2, 3, 4, 5], chunk=4), before)
+
+    return Target("adapters", 0.1, make, read, bounded=False, native=True)
+
+
 # --- templates ---
 
 _TEMPLATES = [
@@ -351,5 +433,5 @@ def targets() -> list[Target]:
     """Every kind of file; the shares add up to one."""
     return [
         _safetensors(), _torch(), _gguf(), _gguf_vocabulary(), _sentencepiece(),
-        _tokenizer_json(), _configs(), _quantized(), _templates(),
+        _tokenizer_json(), _configs(), _quantized(), _templates(), _adapters(),
     ]  # fmt: skip

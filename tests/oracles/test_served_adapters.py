@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ peft = pytest.importorskip("peft")
 
 BACKENDS = {"torch": (torch_backend, 1e-4), "native": (native, 1e-3)}
 PROMPT = TOKENS[0].tolist()
+_MATRICES = FAMILIES["Mistral"]  # of attention and MLP
 
 
 def changes_of(base: Path, adapter: Path) -> Changes:
@@ -155,6 +157,63 @@ def test_an_activated_adapter_generates_as_in_peft(family: str, tmp_path: Path) 
         assert alone.cached_tokens > 48
         both = llm.generate([tokens, tokens, tokens], params, adapter=["mine", None, "mine"])
         assert [out.outputs[0].token_ids for out in both] == [wanted, plain, wanted]
+
+
+def answers(
+    base: Path, backend: str, adapters: dict[str, Path], asked: list[str | None]
+) -> list[list[int]]:
+    """64 greedy tokens after the prompt, of all in one batch."""
+    from tidemill import LLM, SamplingParams
+
+    (base / "tokenizer.json").write_bytes(tokenizer_json())
+    params = SamplingParams(temperature=0.0, max_tokens=64, min_tokens=64)
+    with LLM(
+        base, backend=backend, dtype="float32", kv_memory=2**24, packed_cache="off",
+        adapters=adapters,
+    ) as llm:  # fmt: skip
+        found = llm.generate([PROMPT] * len(asked), params, adapter=asked)
+    return [list(out.outputs[0].token_ids) for out in found]
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Gemma 2", "GPT-2", "DeepSeek-V2"])
+def test_greedy_tokens_are_those_of_peft(family: str, tmp_path: Path) -> None:
+    model = make_case(case_of(family), tmp_path / "base")
+    tuned = make_adapter(model, tmp_path / "mine", r=4, target_modules=FAMILIES[family])
+    for backend in BACKENDS:
+        found = answers(
+            tmp_path / "base", backend, {"mine": tmp_path / "mine"}, ["mine", None, "mine"]
+        )
+        assert found[0] == found[2] == greedy(tuned, PROMPT, found[0]), backend
+        with tuned.disable_adapter():
+            assert found[1] == greedy(tuned, PROMPT, found[1]), backend
+
+
+def test_a_batch_of_16_adapters_and_the_base_is_as_in_peft(tmp_path: Path) -> None:
+    """Ranks 1 to 64, base rows between; each answer is PEFT's of this adapter alone."""
+    model = make_case(case_of("Llama 1 to 3"), tmp_path / "base")
+    folders, tuned = {}, {}
+    for i, rank in enumerate((1, 2, 3, 5, 8, 13, 16, 24, 27, 32, 33, 40, 48, 55, 63, 64)):
+        folders[f"a{i}"] = tmp_path / f"a{i}"
+        config = {"r": rank, "target_modules": _MATRICES}
+        tuned[f"a{i}"] = make_adapter(deepcopy(model), folders[f"a{i}"], seed=i, **config)
+    asked = [name for i in range(16) for name in (f"a{i}", None)]
+    for backend in BACKENDS:
+        found = answers(tmp_path / "base", backend, folders, asked)
+        assert len({tuple(tokens) for tokens in found}) == 17
+        for name, tokens in dict(zip(asked, found, strict=True)).items():
+            reference_model = model if name is None else tuned[name]
+            assert tokens == greedy(reference_model, PROMPT, tokens), (backend, name)
+
+
+def greedy(model: Any, prompt: list[int], answer: list[int], front: int = 0) -> list[int]:
+    """The likeliest token at each place of an answer that begins as told; an answer that equals it
+    is the greedy one. `front` places are in front of the prompt; the end token is banned."""
+    tokens = torch.tensor([[*prompt, *answer[:-1]]])
+    with torch.no_grad():
+        logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[0]
+    logits[:, 2] = -torch.inf
+    found: list[int] = logits[front + len(prompt) - 1 :].argmax(-1).tolist()
+    return found
 
 
 def generated(model: Any, tokens: list[int]) -> list[int]:
