@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config
+.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check bench-gate wheel sbom licences try-service clean-room reproducible
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -142,6 +142,9 @@ bench-memory: test-install ## the most memory from the start through the first a
 bench-idle: test-install ## what an idle server holds, after an answer and after a burst
 	$(BIN)/python benchmarks/idle.py --write $(ARGS)
 
+simulate-check: test-install ## simulated against measured servers; writes the table of docs/simulation.md (20 minutes)
+	$(BIN)/python benchmarks/simulate_check.py --write $(ARGS)
+
 pulls: test-install ## pulls killed at KILLS (200) points each, from a hub with faults (minutes)
 	TIDEMILL_PULL_KILLS=$(or $(KILLS),200) $(BIN)/python -m pytest -q tests/library $(ARGS)
 
@@ -154,7 +157,6 @@ bench-side-by-side: test-install ## every target of speed beside llama.cpp, vLLM
 kernels: test-install ## rates of every kernel against the read and the registers' peak (5 minutes, and as many to build)
 	$(BIN)/python benchmarks/kernels.py $(ARGS)
 
-.PHONY: bench-gate
 bench-gate: test-install ## is this commit more than 3 % slower than the last release, or BASE (10 minutes, and a build)
 	$(BIN)/python benchmarks/gate.py $(if $(BASE),--base $(BASE)) $(ARGS)
 
@@ -200,7 +202,6 @@ neon: ## the kernels of aarch64, cross-compiled and checked in emulation (minute
 	JOBS=$(JOBS) csrc/tests/neon.sh
 
 RELEASE := build/release
-.PHONY: wheel sbom licences try-service clean-room reproducible
 
 $(RELEASE)/tools/bin/python:
 	@$(PYTHON) -m venv $(RELEASE)/tools

@@ -109,7 +109,8 @@ def test_shared_prefixes_and_turns_are_found_in_the_cache() -> None:
 def test_a_small_cache_preempts_and_says_so() -> None:
     how = {"concurrency": (12,), "requests": 24, "input_tokens": 100, "output_tokens": 200}
     roomy, tight = (
-        simulated(FleetOptions(sizes={"num_blocks": blocks}), **how) for blocks in (2048, 40)
+        simulated(FleetOptions(sizes={"num_blocks": blocks}, admission=False), **how)
+        for blocks in (2048, 40)
     )
     assert not any("preempt" in note for note in roomy.notes)
     assert any("preempt" in note for note in tight.notes)
@@ -133,6 +134,19 @@ def test_an_overload_beyond_max_concurrency_waits_in_the_client() -> None:
     found = point(rates=(20.0,), requests=40, max_concurrency=2)
     sent = found.samples["sent"]
     assert found.completed == 40 and max(sent) > 3 * max(found.samples["start"])
+
+
+def test_admission_refuses_what_its_queue_has_no_room_for() -> None:
+    how = {"rates": (200.0,), "requests": 300, "output_tokens": 200}
+    small = {"num_blocks": 64, "max_model_len": 512}
+    found = simulated(sizes=small, **how)
+    refused = found.points[0].errors["http 429"]
+    assert 100 < refused < 300 and found.points[0].completed == 300 - refused
+    assert any(f"refused {refused}" in note for note in found.notes)
+    without = point(FleetOptions(admission=False), sizes=small, **how)
+    assert not without.errors and without.latencies["ttft"]["p99"] > (
+        2 * found.points[0].latencies["ttft"]["p99"]
+    )
 
 
 def test_more_engines_carry_more() -> None:

@@ -24,7 +24,7 @@ _POLL_STOP = 0.2
 _NO_LIMIT = nullcontext()
 # A closed loop's stream waits so long after a failure: a server that is gone would fail at once,
 # a hundred thousand times.
-_ERROR_PAUSE = 0.1
+ERROR_PAUSE = 0.1
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class Loops:
                     return
                 await self._session(session, clock() - zero, zero, until, measured, tick)
                 if measured.traces[-1].error is not None:
-                    await asyncio.sleep(_ERROR_PAUSE)
+                    await asyncio.sleep(ERROR_PAUSE)
 
         await asyncio.gather(*(stream() for _ in range(streams)))
         measured.client = watch.end(len(measured.traces))

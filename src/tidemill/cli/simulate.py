@@ -35,6 +35,7 @@ def fleet_of(
     max_itl_ms: float | None = option(None, help="As `tidemill serve --max-itl-ms`."),
     speed: float = option(1.0, help="Steps take this many times less than measured."),
     noise: bool = option(True, help="Steps vary as the measured ones did."),
+    admission: bool = option(True, help="Servers answer 429 where their queue is full."),
 ) -> FleetOptions:
     """The servers that these flags describe."""
     from tidemill.simulate.run import FleetOptions
@@ -44,7 +45,7 @@ def fleet_of(
         "max_model_len": max_model_len, "prefix_caching": prefix_caching,
     }  # fmt: skip
     given = {name: value for name, value in sizes.items() if value is not None}
-    return FleetOptions(engines, policy, given, max_itl_ms, speed, noise)
+    return FleetOptions(engines, policy, given, max_itl_ms, speed, noise, admission)
 
 
 def simulate_load(

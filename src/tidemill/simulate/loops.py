@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from tidemill.bench.loops import Measured, Tick
+from tidemill.bench.loops import ERROR_PAUSE, Measured, Tick
 from tidemill.bench.results import ClientUse, RequestTrace
 from tidemill.bench.workload import Session
 from tidemill.simulate.prompts import Prompts
@@ -96,7 +96,13 @@ class SimulatedLoops:
             if session is None:
                 point.streams -= 1
             else:
-                point.begin(session, point.time, begin)
+                point.begin(session, point.time, ended)
+
+        def ended() -> None:
+            if point.failed:
+                self._timeline.at(self._timeline.now + ERROR_PAUSE, begin)
+            else:
+                begin()
 
         point.streams = streams
         for _ in range(streams):
@@ -168,6 +174,7 @@ class _Point:
         self.zero = timeline.now
         self.measured = Measured()
         self.streams = 0
+        self.failed = False  # what has ended last
         self._timeline = timeline
         self._loops = loops
         self._until = until
@@ -209,6 +216,7 @@ class _Point:
         del self._calls[call]
         trace, measured = call.trace, self.measured
         measured.traces.append(trace)
+        self.failed = trace.error is not None
         measured.stopped = self._tick(trace) or measured.stopped
         if self._waiting:
             self._waiting.popleft()()

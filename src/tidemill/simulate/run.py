@@ -45,6 +45,7 @@ class FleetOptions:
         max_itl_ms: as `EngineConfig.max_itl_ms`.
         speed: steps take this many times less than was measured (what another device would do).
         noise: steps vary as the measured ones did; else each takes what was fitted.
+        admission: the server's own admission answers 429 where its queue is full.
     """
 
     engines: int = 1
@@ -53,6 +54,7 @@ class FleetOptions:
     max_itl_ms: float | None = None
     speed: float = 1.0
     noise: bool = True
+    admission: bool = True
 
     def validate(self) -> FleetOptions:
         """Return self if the options make sense.
@@ -94,7 +96,7 @@ class Simulation:
         self.servers = [
             SimulatedServer(
                 self.timeline, self.facts, self.costs, _noise(costs, fleet, f"{seed} {place}"),
-                fleet.max_itl_ms,
+                fleet.max_itl_ms, admits=fleet.admission,
             )
             for place in range(fleet.engines)
         ]  # fmt: skip
@@ -108,6 +110,8 @@ class Simulation:
         found = list(self.costs.notes)
         if beyond := self.costs.beyond(most):
             found.append(f"Extrapolated: steps were larger than any that was measured: {beyond}.")
+        if refused := sum(server.refused for server in self.servers):
+            found.append(f"Admission refused {refused} requests with 429.")
         preempted = sum(server.engine.scheduler.stats().preemptions for server in self.servers)
         if preempted:
             found.append(f"{preempted} preemptions for want of KV blocks.")
@@ -211,7 +215,7 @@ def simulate(
 def fleet_facts(fleet: FleetOptions) -> dict[str, object]:
     """The options of a fleet that differ from their defaults."""
     plain = FleetOptions()
-    names = ("engines", "policy", "max_itl_ms", "speed", "noise")
+    names = ("engines", "policy", "max_itl_ms", "speed", "noise", "admission")
     found: dict[str, object] = {
         name: getattr(fleet, name) for name in names if getattr(fleet, name) != getattr(plain, name)
     }

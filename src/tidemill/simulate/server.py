@@ -11,8 +11,9 @@ from tidemill.bench.results import RequestTrace
 from tidemill.contract.request import EngineRequest
 from tidemill.contract.sampling import SamplingParams
 from tidemill.sched.sequence import Emission
+from tidemill.simulate.admission import SimulatedAdmission
 from tidemill.simulate.costs import Costs, EngineFacts
-from tidemill.simulate.engine import SimulatedEngine
+from tidemill.simulate.engine import SimulatedEngine, info_of
 from tidemill.simulate.timeline import Timeline
 
 
@@ -48,7 +49,10 @@ class SimulatedServer:
         timeline: its time.
         facts, costs, noise, max_itl_ms: see `SimulatedEngine`.
 
+        admits: with the server's admission, which answers 429 where its queue is full.
+
     Attributes:
+        refused: requests that got 429.
         on_first, on_end: called with a call whose first token, or whose end, has left the engine.
     """
 
@@ -59,7 +63,11 @@ class SimulatedServer:
         costs: Costs,
         noise: Callable[[], float],
         max_itl_ms: float | None = None,
+        *,
+        admits: bool = True,
     ) -> None:
+        self.refused = 0
+        self._admission = SimulatedAdmission(info_of(facts), timeline.clock) if admits else None
         self.engine = SimulatedEngine(timeline, facts, costs, noise, self._receive, max_itl_ms)
         self._timeline = timeline
         self._host = costs.host
@@ -85,17 +93,33 @@ class SimulatedServer:
         self._timeline.at(self._free, partial(self._submit, request))
 
     def _submit(self, request: EngineRequest) -> None:
-        if request.request_id in self._calls:  # its client has not gone meanwhile
+        call = self._calls.get(request.request_id)
+        if call is None:  # its client has gone meanwhile
+            return
+        if self._admission is not None and (why := self._admission.admit(request)):
+            self._refuse(call, why)
+        else:
             self.engine.submit(request)
+
+    def _refuse(self, call: Call, why: str) -> None:
+        self.refused += 1
+        del self._calls[call.request_id]
+        trace = call.trace
+        trace.error, trace.detail = "http 429", why
+        trace.end = self._timeline.now - call.zero
+        self.on_end(call)
+        _end(call)
 
     def cancel(self, call: Call) -> None:
         """The client gives up."""
         if self._calls.pop(call.request_id, None) is not None:
             self.engine.cancel(call.request_id)
+            if self._admission is not None:
+                self._admission.end(call.request_id)
 
     def _receive(self, when: float, outputs: list[Emission]) -> None:
         """The engine's outputs leave it at a time; each of them becomes a chunk."""
-        host, calls = self._host, self._calls
+        host, calls, admission = self._host, self._calls, self._admission
         done = max(when + host.deliver, self._free)
         for _, output in outputs:
             call = calls.get(output.request_id)
@@ -108,12 +132,16 @@ class SimulatedServer:
                     self.on_first(call)
                 trace.arrivals.append(done - call.zero)
                 trace.output_tokens += len(output.token_ids)
+                if admission is not None:
+                    admission.progress(output.request_id, len(output.token_ids))
                 if call.answer is not None:
                     call.answer += output.token_ids
             if output.cached_tokens:
                 trace.cached_tokens = output.cached_tokens
             if output.finish_reason is not None:
                 del calls[output.request_id]
+                if admission is not None:
+                    admission.end(output.request_id, trace.output_tokens)
                 trace.end = done - call.zero
                 trace.finish_reason = str(output.finish_reason)
                 if output.error is not None:
