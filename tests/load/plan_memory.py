@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 from helpers.real_server import RealServer
 from helpers.shared_data import SHARED_DATA
@@ -294,8 +295,8 @@ def _fill(server: RealServer, case: Case, planned: dict[str, Any]) -> None:
     ]
 
     def ask(prompt: list[int]) -> None:
-        answer = server.http.post(
-            "/v1/completions",
+        answer = httpx.post(  # a connection of its own: one that was idle may be closed meanwhile
+            f"{server.url}/v1/completions",
             json={"model": "m", "prompt": prompt, "max_tokens": 8, "ignore_eos": True},
             timeout=600,
         )
