@@ -56,6 +56,8 @@ class _SkipPolice:
 def pytest_configure(config: pytest.Config) -> None:
     # A shell's background jobs, and all they start, ignore Ctrl-C, which tests send.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Tests of gRPC leave its threads behind, whose hooks would run in every process that is forked.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     # Whoever runs the tests may have models of their own; this library is empty.
     os.environ["TIDEMILL_HOME"] = str(TESTS / "fixtures" / "no-library")
     os.environ["TIDEMILL_DATABASE"] = "none"  # servers of tests that say nothing of it
