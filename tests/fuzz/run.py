@@ -132,7 +132,8 @@ def _child(inputs: int, seed: int, folder: Path, which: str, results: Any) -> No
 
 def run(inputs: int, seed: int, folder: Path, which: str = "files") -> Tally:
     """`fuzz` in a child process; its death is a failure like any other."""
-    context = multiprocessing.get_context("fork")
+    # Not forked: tests leave threads behind, whose locks would be held in the child for good.
+    context = multiprocessing.get_context("spawn")
     results = context.Queue()
     child = context.Process(target=_child, args=(inputs, seed, folder, which, results))
     child.start()
