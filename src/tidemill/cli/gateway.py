@@ -81,9 +81,8 @@ def gateway(
     location = location_of(database, default_home())
     if "://" in os.environ.get(DATABASE_VARIABLE, ""):
         del os.environ[DATABASE_VARIABLE]
-    stored = None
+    stored, outage = None, duration_seconds(database_outage)
     if location is not None:
-        outage = duration_seconds(database_outage)
         stored = StoredKeys(location, default_home(), required=require_keys, outage=outage)
     made = GatewayOptions(
         found,
@@ -91,6 +90,7 @@ def gateway(
         security=settings.open(host, say_line, stored),
         drain_timeout=drain_timeout,
         database=location,
+        database_outage=outage,
         home=default_home(),
         otel=otel_options(otel, otel_protocol, otel_sample, False, os.environ),
     )

@@ -46,6 +46,7 @@ class GatewayOptions:
         security: keys, certificates, origins.
         drain_timeout: seconds for requests in flight after a signal.
         database: where keys, limits, usage and audit are kept; None: nowhere.
+        database_outage: seconds for which limits are spent while the database does not answer.
         home: ``TIDEMILL_HOME``.
         prices: of models.
         quotas: limits of each level.
@@ -57,6 +58,7 @@ class GatewayOptions:
     security: Security = field(default_factory=Security)
     drain_timeout: float = 30.0
     database: Location | None = None
+    database_outage: float = 3600.0
     home: Path | None = None
     prices: Prices = field(default_factory=Prices)
     quotas: Defaults = field(default_factory=Defaults)
@@ -121,12 +123,7 @@ async def _run(options: GatewayOptions, listener: socket.socket, say: Say) -> in
     finally:
         stopped.cancel()
         await probes.close()
-        if context.exporter is not None:
-            await asyncio.to_thread(context.exporter.close)
-        if context.recorder is not None:
-            await context.recorder.close()
-        if context.storage is not None:
-            await context.storage.close()
+        await context.close()
     return 0
 
 
@@ -153,8 +150,6 @@ def make_gateway(
 
 def make_context(options: GatewayOptions) -> tuple[ServerContext, QuotaService]:
     """The server's state, and its limits, which are to be started."""
-    from tidemill.server.quotas.service import QuotaService
-
     context = ServerContext(
         limits=options.limits,
         build=build_id(),
@@ -163,10 +158,7 @@ def make_context(options: GatewayOptions) -> tuple[ServerContext, QuotaService]:
         page=False,
     )
     if options.database is not None:
-        from tidemill.metrics.database import DatabaseMetrics
-        from tidemill.server.storage import Storage
-
-        context.storage = Storage(options.database, DatabaseMetrics(context.metrics.registry))
+        context.open_database(options.database)
         if options.home is not None:
             from tidemill.server.records import keep_records
 
@@ -177,9 +169,4 @@ def make_context(options: GatewayOptions) -> tuple[ServerContext, QuotaService]:
         context.keep_recent(0, options.prices)  # spans are made of what explains a request
         scheme = "http" if options.security.certificates is None else "https"
         export(context, options.otel, scheme)
-    registry = context.metrics.registry
-    service = QuotaService(options.quotas, options.prices, registry, context.storage)
-    context.quotas = service.gate
-    if options.security.keys.closed:
-        service.limit()
-    return context, service
+    return context, context.limit(options.quotas, options.prices, options.database_outage)

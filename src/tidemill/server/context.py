@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +22,16 @@ from tidemill.server.host.host import ModelHost
 from tidemill.server.storage import Storage
 
 if TYPE_CHECKING:
+    from tidemill.contract.quotas import Defaults
     from tidemill.server.access.auth import Principal
     from tidemill.server.host.manager import ModelManager
     from tidemill.server.host.versions import Versions
     from tidemill.server.quotas.gate import Gate, PendingQuota
     from tidemill.server.quotas.quotas import RequestQuota
+    from tidemill.server.quotas.service import QuotaService
     from tidemill.server.recording import Recording
     from tidemill.store.cipher import Cipher
+    from tidemill.store.location import Location
     from tidemill.store.recorder import Recorder
     from tidemill.telemetry.otel import Exporter
     from tidemill.telemetry.recent import Recent
@@ -112,6 +116,41 @@ class ServerContext:
         if self.recording is None:
             self.recording = Recording(lambda record: None, prices)
         self.recording.recent = self.recent
+
+    def open_database(self, location: Location) -> Storage:
+        """Have a database; it is opened later, by whoever needs it."""
+        from tidemill.metrics.database import DatabaseMetrics
+
+        self.storage = Storage(location, DatabaseMetrics(self.metrics.registry))
+        return self.storage
+
+    def limit(self, quotas: Defaults, prices: Prices, outage: float) -> QuotaService:
+        """Limit what clients use, by the deployment, key files and the database.
+
+        Args:
+            quotas: limits of each level.
+            prices: of models.
+            outage: seconds for which limits are spent while the database does not answer.
+
+        Returns:
+            What is to be started.
+        """
+        from tidemill.server.quotas.service import QuotaService
+
+        service = QuotaService(quotas, prices, self.metrics.registry, self.storage, outage)
+        self.quotas = service.gate
+        if self.keys.closed:
+            service.limit()
+        return service
+
+    async def close(self) -> None:
+        """Write what is recorded, and close the database; the models are not closed."""
+        if self.exporter is not None:
+            await asyncio.to_thread(self.exporter.close)
+        if self.recorder is not None:
+            await self.recorder.close()
+        if self.storage is not None:
+            await self.storage.close()
 
     def on_stats(
         self, model: str, told: Callable[[EngineStats], None]

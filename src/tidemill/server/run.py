@@ -197,12 +197,7 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         return await _until_stopped(http, context, signals, options, say)
     finally:
         await context.host.close()
-        if context.exporter is not None:
-            await asyncio.to_thread(context.exporter.close)
-        if context.recorder is not None:
-            await context.recorder.close()
-        if context.storage is not None:
-            await context.storage.close()
+        await context.close()
 
 
 @asynccontextmanager
@@ -261,13 +256,10 @@ class _Assembly:
             )
             self._made.metrics.aliases = options.metrics_aliases
             if options.database is not None:
-                from tidemill.metrics.database import DatabaseMetrics
                 from tidemill.server.batches.open import go_on
                 from tidemill.server.retention import keep_content
-                from tidemill.server.storage import Storage
 
-                metrics = DatabaseMetrics(self._made.metrics.registry)
-                self._made.storage = Storage(options.database, metrics)
+                self._made.open_database(options.database)
                 go_on(self._made)
                 keep_content(self._made, options.home if options.keep_content else None)
                 if options.home is not None:
@@ -289,22 +281,8 @@ class _Assembly:
 
                 scheme = "http" if options.security.certificates is None else "https"
                 export(self._made, options.otel, scheme)
-            self._limit(self._made)
+            self.limits = self._made.limit(options.quotas, options.prices, options.database_outage)
         return self._made
-
-    def _limit(self, context: ServerContext) -> None:
-        """Limits of the deployment, of key files and of the database."""
-        from tidemill.server.quotas.service import QuotaService
-
-        options = self._options
-        registry = context.metrics.registry
-        self.limits = QuotaService(
-            *(options.quotas, options.prices, registry, context.storage),
-            outage=options.database_outage,
-        )
-        context.quotas = self.limits.gate
-        if options.security.keys.closed:
-            self.limits.limit()
 
     async def load_first(self) -> ServerContext:
         """Load what is to be there before the server is ready."""
