@@ -14,7 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.backend_driver import BackendDriver, options, sampling_inputs, wait_loaded
+from helpers.backend_driver import (
+    BackendDriver,
+    DrivenSequence,
+    options,
+    sampling_inputs,
+    wait_loaded,
+)
 from helpers.random_model import make_spec, make_tensors, with_windows
 
 from tidemill.backends import native
@@ -329,8 +335,9 @@ def test_copies_run_before_the_rows(driver: BackendDriver) -> None:
     assert np.array_equal(driver.backend.submit(inputs).result().logits[0], expected)
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_exported_blocks_restore_the_same_bits(kv_dtype: str) -> None:
+def computed_and_not(kv_dtype: str) -> tuple[list[BackendDriver], DrivenSequence, DrivenSequence]:
+    """Two backends of one model, with a sequence whose first 49 tokens the first one computed, and
+    the same of the second one, which lacks their keys and values."""
     spec = with_windows(make_spec(vocab=101), [None, 24, None])
     tokens = np.random.default_rng(4).integers(0, 101, 50).tolist()
     made = []
@@ -341,6 +348,13 @@ def test_exported_blocks_restore_the_same_bits(kv_dtype: str) -> None:
     a, b = source.sequence(tokens), target.sequence(tokens)
     source.run([(a, 49)])
     b.computed = 49
+    return made, a, b
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "int4"])
+def test_exported_blocks_restore_the_same_bits(kv_dtype: str) -> None:
+    made, a, b = computed_and_not(kv_dtype)
+    source, target = made
     inputs = target.inputs([(b, 1)])
     for group in range(2):
         blocks = np.array(a.tables[group][::-1], np.int32)
@@ -363,16 +377,8 @@ def test_exported_blocks_restore_the_same_bits(kv_dtype: str) -> None:
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_raw_blocks_restore_the_same_bits_while_a_step_waits(kv_dtype: str) -> None:
-    spec = with_windows(make_spec(vocab=101), [None, 24, None])
-    tokens = np.random.default_rng(4).integers(0, 101, 50).tolist()
-    made = []
-    for _ in range(2):
-        backend = native.load(spec, make_tensors(spec), options(kv_dtype=kv_dtype, threads=2))
-        made.append(BackendDriver(backend, 16))
+    made, a, b = computed_and_not(kv_dtype)
     source, target = made
-    a, b = source.sequence(tokens), target.sequence(tokens)
-    source.run([(a, 49)])
-    b.computed = 49
     inputs = target.inputs([(b, 1)])
     busy = []
     for driver in made:
