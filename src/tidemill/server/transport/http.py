@@ -37,10 +37,10 @@ BODY_GRACE_SECONDS = 5.0
 rest of a body may take after its request is answered, before the connection is closed."""
 
 PROBE_SECONDS = 2.0
+"""Time in which a connection beyond the bound must request a probe."""
 
 HAND_OVER_SECONDS = 1.0
 """In which connections that were accepted just before may begin their request."""
-"""Time in which a connection beyond the bound must request a probe."""
 
 LIVENESS_INTERVALS = (0.05, 1.0, 2.0, 4.0, 8.0)
 """Intervals between liveness checks of a half-closed connection; see `eof_received`."""
