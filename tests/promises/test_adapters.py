@@ -87,7 +87,10 @@ def test_vectors_of_a_prompt_adapter_are_no_tokens_of_the_prompt(server: RealSer
 
 def test_usage_is_logged_under_the_adapter(server: RealServer) -> None:
     answer(server, "verse")
-    assert any("brook:verse," in line for line in server.lines)
+    end = time.monotonic() + 30  # the line is written after the answer
+    while not any("brook:verse," in line for line in server.lines):
+        assert time.monotonic() < end, server.text
+        time.sleep(0.05)
 
 
 def test_a_folder_is_watched(tmp_path: Path) -> None:
