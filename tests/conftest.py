@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,19 @@ from helpers.shared_data import SHARED_DATA
 TESTS = Path(__file__).parent
 
 __all__ = ["database_url", "location", "postgres"]  # fixtures for all tests
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    """Undo `set_up_logging`: it ends propagation, and pytest then captures such a logger on its
+    own, so that a later test in this process would see no line or each line twice."""
+    yield
+    root = logging.getLogger("tidemill")
+    if not root.propagate:
+        root.propagate = True
+        root.handlers.clear()
+        root.setLevel(logging.NOTSET)
+        logging.raiseExceptions = True
 
 
 def _allowed_skips() -> list[str]:

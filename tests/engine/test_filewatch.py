@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import time
@@ -91,12 +90,8 @@ def test_other_names_owners_and_modes_are_nothing(
 
 
 def test_a_replaced_file_is_said_once(
-    weights: Path,
-    watch: FileWatch,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    weights: Path, watch: FileWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("tidemill"), "propagate", True)
     new = weights.with_name("new")
     new.write_bytes(b"other")
     new.rename(weights)

@@ -302,10 +302,7 @@ def test_what_is_no_file_is_said_at_once(tmp_path: Path) -> None:
         Certificates(pipe, None, None)
 
 
-def test_a_bad_file_keeps_the_old_keys(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("tidemill"), "propagate", True)
+def test_a_bad_file_keeps_the_old_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = _key_file(tmp_path, [{"name": "a", "key": ADMIN}])
     security = Security(keys=StaticKeys((), path))
     with serving(fake_context(ScriptedEngine()), security) as url:
