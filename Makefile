@@ -63,7 +63,9 @@ types: test-install ## type check
 	$(BIN)/mypy
 
 test: lint types ## everything CI runs, in about 15 minutes on two cores
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	@rm -f .pytest_cache/v/cache/lastfailed
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS) || \
+	  $(BIN)/python .ci/again.py
 
 webui: ## build the page of webui/ into src/tidemill/webui (Node 20)
 	@$(SAY) "installing what the page is built with" npm --prefix webui ci --silent
