@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from helpers.sparse_model import LLAMA_7B, write_sparse
 
+from tidemill.library.home import COSTS, default_home
+from tidemill.simulate.costs import read_costs
+
 
 def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -85,6 +88,10 @@ def test_calibration_makes_a_prediction(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "a token of one stream" in done.stdout and "kept in" in done.stdout
+    assert "a request beside its steps" in done.stdout
+    (path,) = (default_home() / COSTS).glob("brook-*.json")
+    host = read_costs(path).host
+    assert host.request > 0 and host.deliver > 0
     result = plan("brook", "--json", "--threads", "1", "--prompt", "32", "--output", "8")
     predicted = json.loads(result.stdout)["predicted"]
     assert predicted["points"][0]["tpot_ms"]["value"] > 0

@@ -16,15 +16,19 @@ from tidemill.planning.work import Rows
 
 @dataclass(frozen=True)
 class Plain:
-    """Steps of 1 ms, 0.1 ms per token, and 1 µs per position of the cache."""
+    """Steps of 1 ms, 0.1 ms per token, and 1 µs per position of the cache; `extra` per request."""
 
     basis: str = "arithmetic"
     max_step_tokens: int = 100
+    extra: float = 0.0
 
     def step(self, rows: Rows) -> Seconds:
         reach = rows.count * (rows.start + rows.tokens)
         value = 1e-3 + 1e-4 * rows.count * rows.tokens + 1e-6 * reach
         return Seconds(value, value / 1.1, value * 1.1)
+
+    def request(self, prompt: int) -> Seconds:
+        return Seconds(self.extra, self.extra / 1.1, self.extra * 1.1)
 
 
 def test_prompts_are_computed_in_steps() -> None:
@@ -63,6 +67,16 @@ def test_one_stream_and_many() -> None:
         for estimate in (point.ttft_ms, point.tpot_ms, point.output_tokens_per_second):
             assert estimate.low == pytest.approx(estimate.value / 1.1)
             assert estimate.high == pytest.approx(estimate.value * 1.1)
+
+
+def test_what_a_request_takes_beside_its_steps_delays_its_first_token_alone() -> None:
+    plain, slow = (
+        predict(Plain(extra=extra), prompt=100, output=50, most=4).points for extra in (0.0, 0.005)
+    )
+    for one, other in zip(plain, slow, strict=True):
+        assert other.ttft_ms.value == pytest.approx(one.ttft_ms.value + 5)
+        assert other.tpot_ms == one.tpot_ms
+        assert other.requests_per_second.value < one.requests_per_second.value
 
 
 def test_objectives_choose_the_number_of_streams() -> None:

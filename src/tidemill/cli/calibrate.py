@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from tidemill.simulate.costs import Costs
 
+_HTTP_SHARE = 0.2
+"""Of the time, what requests over HTTP are measured for."""
+
 
 def calibrate(
     model: str | None = options.MODEL,
@@ -24,6 +27,11 @@ def calibrate(
         help="Measure with random weights instead, for models that are not here.",
     ),
     seconds: float = option(90.0, help="Time to measure for, beside loading."),
+    http: bool = option(
+        True,
+        "--http/--no-http",
+        help="Also measure what requests take beside their steps, at a server started for it.",
+    ),
     save: str | None = option(
         None, help="File to write the costs to instead of keeping them for `plan`."
     ),
@@ -45,6 +53,9 @@ def calibrate(
     import sys
     from pathlib import Path
 
+    import msgspec
+
+    from tidemill.cli.measured_server import measured_host
     from tidemill.contract.config import EngineConfig
     from tidemill.library.locate import locate
     from tidemill.loading.hub_name import with_options
@@ -73,7 +84,12 @@ def calibrate(
         threads=threads,
         isa=isa,
     ).validate()
-    costs, _ = measure(config, seconds, say)
+    share = _HTTP_SHARE if http else 0.0
+    costs, _ = measure(config, (1 - share) * seconds, say)
+    if http:
+        say(f"measuring requests over HTTP for {share * seconds:.0f} s")
+        host = measured_host(config, costs.host, share * seconds)
+        costs = msgspec.structs.replace(costs, host=host)
     print(_summary(costs))
     print(f"kept in {_kept(costs, None if save is None else Path(save))}")
 
@@ -115,4 +131,11 @@ def _summary(costs: Costs) -> str:
         (f"a prompt's step of {most} tokens", Rows(1, most, 0)),
     ):
         lines.append(f"  {name}: {timing.step(rows).value * 1e3:.2f} ms")
+    host = costs.host
+    if host.request:
+        lines.append(
+            f"  a request beside its steps: {(host.request + host.deliver) * 1e3:.2f} ms, "
+            f"{host.prompt_token * 1e6:.2f} us per prompt token, {host.chunk * 1e3:.3f} ms "
+            "per chunk"
+        )
     return "\n".join(lines)

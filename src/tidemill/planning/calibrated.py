@@ -12,6 +12,7 @@ from tidemill.simulate.costs import Work as StepWork
 # Other processes and the machine's clock move between calibration and service, whatever the fit's
 # own error is.
 _LEAST_SPREAD = 0.10
+_REQUEST_SPREAD = 0.50
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,9 @@ class CalibratedTiming:
             spread += BEYOND_SPREAD
         said = () if beyond is None else (beyond,)
         return Seconds(value, value / (1 + spread), value * (1 + spread), said)
+
+    def request(self, prompt: int) -> Seconds:
+        """See `Timing`; 0 where the costs were measured without requests over HTTP."""
+        host = self.costs.host
+        value = host.request + host.submit + host.prompt_token * prompt + host.deliver + host.chunk
+        return Seconds(value, value / (1 + _REQUEST_SPREAD), value * (1 + _REQUEST_SPREAD))

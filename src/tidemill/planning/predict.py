@@ -177,7 +177,8 @@ def latencies(timing: Timing, streams: int, prompt: int, output: int) -> tuple[S
     alone = prefill(timing, prompt)
     step = decode_step(timing, streams, prompt, output)
     others = alone.times((streams - 1) / max(1, output))
-    return (alone if streams == 1 else alone.plus(step)), step.plus(others)
+    first = alone.plus(timing.request(prompt))
+    return (first if streams == 1 else first.plus(step)), step.plus(others)
 
 
 def _ms(time: Seconds) -> Estimate:

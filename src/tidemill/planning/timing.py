@@ -59,6 +59,9 @@ class Timing(Protocol):
     def step(self, rows: Rows) -> Seconds:
         """The time of a step of equal rows."""
 
+    def request(self, prompt: int) -> Seconds:
+        """What a request of so many tokens takes beside steps, until its first token is read."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceTiming:
@@ -94,6 +97,10 @@ class DeviceTiming:
         spread = found.spread + (0.0 if beyond is None else BEYOND_SPREAD)
         said = () if beyond is None else (beyond,)
         return Seconds(value, value / (1 + spread), value * (1 + spread), said)
+
+    def request(self, prompt: int) -> Seconds:
+        """See `Timing`: nothing is described."""
+        return ZERO
 
 
 def prefill(timing: Timing, tokens: int, count: int = 1, start: int = 0) -> Seconds:
