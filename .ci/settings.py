@@ -17,6 +17,7 @@ from tidemill.deployment.settings import (
     SECURITY,
     SERVER,
     TRAFFIC,
+    UPSTREAM,
     VERSION,
     Setting,
 )
@@ -29,6 +30,7 @@ TABLES = {
     "limits": limit_settings(),
     "prices": PRICES,
     "quotas": QUOTAS,
+    "upstream": UPSTREAM,
     "models": (*MODEL, TRAFFIC),
     "sampling": sampling_settings(),
     "versions": VERSION,

@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tidemill.deployment.request_settings import limit_settings, sampling_settings
-from tidemill.deployment.settings import ADMISSION, MODEL, PIPELINE, SECURITY, SERVER, Setting
+from tidemill.deployment.settings import (
+    ADMISSION,
+    MODEL,
+    PIPELINE,
+    SECURITY,
+    SERVER,
+    UPSTREAM,
+    Setting,
+)
 
 # A value of each type, and what it is.
 _VALUES = {
@@ -32,6 +40,7 @@ _TABLES: dict[str, tuple[str, Sequence[Setting]]] = {
     "limits": ("[limits]\n", limit_settings()),
     "defaults.sampling": ("[defaults.sampling]\n", sampling_settings()),
     "models[0]": ("[[models]]\n", MODEL),
+    "upstream": ("[upstream]\n", UPSTREAM),
     "pipelines[0]": ("[[pipelines]]\n", PIPELINE),
 }
 # Keys that take some texts; of two that are the same here, only one.
@@ -56,6 +65,7 @@ def _types(setting: Setting) -> set[str]:
         ("true or false", {"switch"}),
         ("a size", {"size"}),
         ("a table", {"table"}),
+        ("a list of tables", set()),
         ("one of 16, 32, 64", {"whole"}),
         ("one of", set()),
     ):

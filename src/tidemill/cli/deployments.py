@@ -199,6 +199,19 @@ def check_text_sides(deployment: Deployment) -> Found:
                 yield section.label, "chat_template", error.message
 
 
+def check_upstream(deployment: Deployment) -> Found:
+    """`[upstream]` must be what a gateway takes."""
+    if not deployment.upstream:
+        return
+    from tidemill.gateway.config import checked
+
+    try:
+        checked(deployment.upstream, "upstream")
+    except TidemillError as error:
+        key = (error.param or "").partition(".")[0].partition("[")[0]
+        yield "upstream", key if key in deployment.upstream else "", error.message
+
+
 def check_files(deployment: Deployment) -> Found:
     """Models on this machine must be ones that load, and fit in the memory that models may use."""
     from tidemill.worker.needs import memory_needs
@@ -256,4 +269,4 @@ def _models(deployment: Deployment) -> Iterator[Section]:
             yield section
 
 
-CHECKS = (check_sources, check_text_sides)
+CHECKS = (check_sources, check_text_sides, check_upstream)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tidemill.deployment.deployment import Deployment, ModelSettings
     from tidemill.library.locate import Located
     from tidemill.server.access.limits import Limits
+    from tidemill.server.app import Extension
+    from tidemill.server.context import ServerContext
     from tidemill.server.host.engine_loader import Opening, TextSide
     from tidemill.server.host.pipelines.options import PipelineOptions
     from tidemill.server.host.source import ModelOptions, NameOptions, Source
@@ -150,8 +152,18 @@ def serve_options(
         energy=server.energy != "off",
         watts=watts_of(server.energy),
         carbon_intensity=server.carbon_intensity,
+        extend=_extension(deployment),
         metrics_aliases="" if server.metrics_aliases == "none" else server.metrics_aliases,
     )
+
+
+def _extension(deployment: Deployment) -> Callable[[ServerContext], Extension] | None:
+    """What `[upstream]` says; imported only where there is one."""
+    if not deployment.upstream:
+        return None
+    from tidemill.gateway.upstream import Upstream
+
+    return partial(Upstream, deployment.upstream)
 
 
 def _existing_folder(text: str) -> str:

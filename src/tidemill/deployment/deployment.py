@@ -160,7 +160,7 @@ class Section(msgspec.Struct, frozen=True):
 
     Attributes:
         table: ``server``, ``admission``, ``security``, ``limits``, ``prices``, ``quotas``,
-            ``models`` or ``pipelines``.
+            ``upstream``, ``models`` or ``pipelines``.
         name: of the model or pipeline; else empty.
         label: how messages name it: ``server``, ``models[0]``, ``model NAME`` if not in the file.
         values: every setting of the table.
@@ -180,6 +180,7 @@ class Deployment(msgspec.Struct, frozen=True):
     Attributes:
         file: the deployment file; None without one.
         server, admission, limits, security, prices, quotas: of the server as a whole.
+        upstream: the tables of `[upstream]`, as a gateway's file has them; empty: there is none.
         models: in the file's order, versions included; empty: the whole library is served.
         names: the names that have versions.
         pipelines: in the file's order.
@@ -193,6 +194,7 @@ class Deployment(msgspec.Struct, frozen=True):
     security: SecuritySettings
     prices: Prices
     quotas: Defaults
+    upstream: Mapping[str, Any]
     models: tuple[ModelSettings, ...]
     names: tuple[VersionedName, ...]
     pipelines: tuple[PipelineSettings, ...]

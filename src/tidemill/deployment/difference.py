@@ -18,7 +18,7 @@ class Change:
 
     Attributes:
         table: ``server``, ``admission``, ``security``, ``limits``, ``prices``, ``quotas``,
-            ``models`` or ``pipelines``.
+            ``upstream``, ``models`` or ``pipelines``.
         name: of the model or pipeline; else empty.
         key: the setting; of a file whose content changed, the setting that names it.
         before, after: the values as TOML; of secrets, that there is one.

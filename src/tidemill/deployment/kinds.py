@@ -268,6 +268,18 @@ def mapping(what: str) -> Kind:
     return Kind(what, read)
 
 
+def tables(what: str) -> Kind:
+    """A list of tables of any JSON values."""
+
+    def read(value: Any, _: Path) -> list[dict[str, Any]]:
+        if type(value) is not list or any(type(one) is not dict for one in value):
+            raise ValueError
+        _check_json(value)
+        return list(value)
+
+    return Kind(what, read)
+
+
 def _check_json(value: Any) -> None:
     if isinstance(value, dict):
         for one in value.values():

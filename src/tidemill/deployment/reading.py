@@ -75,6 +75,8 @@ OTHER_TABLES = {
     "quota": "quotas",
     "budgets": "quotas",
     "rate_limits": "quotas",
+    "gateway": "upstream",
+    "upstreams": "upstream",
 }
 
 _MOST_KNOWN = 12  # keys that a message lists

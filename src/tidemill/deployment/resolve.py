@@ -44,6 +44,7 @@ from tidemill.deployment.settings import (
     QUOTAS,
     SECURITY,
     SERVER,
+    UPSTREAM,
     Setting,
     keyed,
 )
@@ -162,6 +163,7 @@ class _Work:
                 "limits",
                 "prices",
                 "quotas",
+                "upstream",
                 "defaults",
                 "models",
                 "pipelines",
@@ -173,6 +175,7 @@ class _Work:
         bounds = self._limit_values(limits)
         prices = plain(self._plain_table("prices", PRICES))
         quotas = plain(self._plain_table("quotas", QUOTAS))
+        upstream = plain(self._plain_table("upstream", UPSTREAM))
         read = ModelReader(self._reader, self._given, server["keep_alive"])
         read.read(models)
         self._sections += read.sections
@@ -185,6 +188,7 @@ class _Work:
             security=SecuritySettings(**plain(security)),
             prices=Prices.parse(prices["models"], "prices.models", prices["currency"]),
             quotas=Defaults({Level(level): limits for level, limits in quotas.items() if limits}),
+            upstream={key: value for key, value in upstream.items() if value is not None},
             models=tuple(read.models),
             names=tuple(read.names),
             pipelines=pipelines,

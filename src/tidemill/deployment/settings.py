@@ -550,6 +550,33 @@ PIPELINE = (
     ),
 )
 
+UPSTREAM = tuple(
+    Setting(*(key, kind, None), help, Apply.SERVER, flag=False)
+    for key, kind, help in (
+        (
+            "targets",
+            kinds.tables("a list of tables"),
+            "Servers that answer what this one does not (docs/gateway.md); default: none.",
+        ),
+        (
+            "routing",
+            kinds.mapping("a table"),
+            "Which target gets a request (docs/gateway.md#routing); default: as of a gateway.",
+        ),
+        (
+            "privacy",
+            kinds.mapping("a table"),
+            "Requests that may not leave this server, or some machines "
+            "(docs/gateway.md#privacy); default: those whose senders say so.",
+        ),
+        (
+            "fallbacks",
+            kinds.mapping("a table"),
+            "Models that answer where a model can not, by its name; default: none.",
+        ),
+    )
+)
+
 
 def keyed(settings: Iterable[Setting]) -> dict[str, Setting]:
     """Settings by key."""

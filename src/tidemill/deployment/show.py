@@ -18,7 +18,8 @@ Own = Mapping[str, tuple[Any, str]]
 # Names of options that programs keep secrets in, and the part of an address that is one.
 _SECRET = re.compile(r"(?i)key|token|secret|password|passwd|credential")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_WITH_ADDRESSES = ("source", "options")
+_WITH_ADDRESSES = ("source", "options", "targets")
+_UPSTREAM = ("targets", "routing", "privacy", "fallbacks")  # they name variables, never secrets
 _HIDDEN = "(hidden)"
 
 
@@ -47,7 +48,7 @@ def shown_value(setting: Setting, value: Any) -> str:
     """A value as TOML, without secrets."""
     if setting.secret:
         return f"{len(value)} {_HIDDEN}" if value else "-"
-    text = setting.kind.show(_without_secrets(value))
+    text = setting.kind.show(value if setting.key in _UPSTREAM else _without_secrets(value))
     return without_credentials(text) if setting.key in _WITH_ADDRESSES else text
 
 

@@ -24,6 +24,10 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 LOCAL, OUTSIDE = "local", "outside"
 
+OVERFLOW_SECONDS = 1.0
+HERE = "here"
+"""Name of the server itself among its targets."""
+
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a million tokens cost, in one currency for all targets."""
@@ -101,6 +105,8 @@ class RoutingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             and between two parts.
         wake_seconds: a request waits so long for a target of its model that is down.
         probe_seconds: between two looks at a target.
+        overflow_seconds: of a server with `[upstream]`: a model that it has itself is asked of
+            others where one would have to wait longer for it here; None: `OVERFLOW_SECONDS`.
     """
 
     policy: str = DEFAULT
@@ -116,6 +122,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     silence_seconds: Positive = 120.0
     wake_seconds: Amount = 10.0
     probe_seconds: Positive = 2.0
+    overflow_seconds: Amount | None = None
 
     @property
     def bounds(self) -> Bounds:
@@ -187,15 +194,18 @@ def read(path: Path) -> GatewayConfig:
         raise config_error("config", f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise config_error("config", f"{path} is no TOML: {error}") from None
-    return checked(table)
+    config = checked(table)
+    if config.routing.overflow_seconds is not None:
+        raise _wrong("routing.overflow_seconds", "is of [upstream]: a gateway has no models itself")
+    return config
 
 
-def checked(table: Mapping[str, Any]) -> GatewayConfig:
-    """A file's content, checked. Raises CONFIG."""
+def checked(table: Mapping[str, Any], what: str = "the gateway's file") -> GatewayConfig:
+    """A file's content, or that of `[upstream]`, checked. Raises CONFIG."""
     try:
         config = msgspec.convert(table, GatewayConfig)
     except msgspec.ValidationError as error:
-        raise config_error("config", f"the gateway's file: {error}") from None
+        raise config_error("config", f"{what}: {error}") from None
     if not config.targets:
         raise _wrong("targets", "there must be one at least ([[targets]] with name and url)")
     seen = set[str]()
@@ -215,6 +225,8 @@ def _check_target(target: TargetConfig) -> None:
     where = f"targets[{target.name!r}]"
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", target.name):
         raise _wrong("targets.name", f"{target.name!r} must be 1 to 64 letters, digits or ._-")
+    if target.name == HERE:
+        raise _wrong("targets.name", f"{HERE!r} is the server itself; choose another name")
     if target.kind not in KINDS:
         raise _wrong(f"{where}.kind", f"there is no {target.kind!r}; there are {', '.join(KINDS)}")
     try:

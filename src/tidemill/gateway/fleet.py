@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TYPE_CHECKING
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
@@ -18,6 +19,9 @@ from tidemill.gateway.routing.policy import choose
 from tidemill.gateway.routing.prefixes import BLOCK_BYTES, Prefixes
 from tidemill.gateway.targets import Target
 from tidemill.server.errors import Rejection, reject
+
+if TYPE_CHECKING:
+    from tidemill.gateway.here import Here
 
 MAX_SESSIONS = 1 << 16
 BLOCK_TOKENS = int(BLOCK_BYTES / BYTES_PER_TOKEN)
@@ -61,11 +65,17 @@ class Fleet:
     Args:
         config: of the gateway.
         random: breaks ties.
+        here: the server itself, which is its first target; None: it has no models.
     """
 
-    def __init__(self, config: GatewayConfig, random: Random | None = None) -> None:
+    def __init__(
+        self, config: GatewayConfig, random: Random | None = None, here: Here | None = None
+    ) -> None:
         self.config = config
+        self.here = here
         self.targets = [Target(one, config.routing) for one in config.targets]
+        if here is not None:
+            self.targets.insert(0, here.target)
         self._random = random or Random()
         self._prefixes = Prefixes()
         for target in self.targets:
@@ -134,7 +144,9 @@ class Fleet:
         speaking = [one for one in having if one.speaks(asked.path)]
         if not speaking:
             raise self._unknown(asked.model, asked.path, known=bool(having))
-        permitted = [one for one in speaking if asked.verdict.permits(one.where)]
+        permitted = [
+            one for one in speaking if self.is_here(one) or asked.verdict.permits(one.where)
+        ]
         if not permitted:
             raise reject(
                 403,
@@ -158,6 +170,9 @@ class Fleet:
 
     def _give(self, free: Sequence[Target], asked: Asked, now: float) -> Route:
         routing = self.config.routing
+        here = self.here
+        if here is not None and here.target in free and here.preferred(asked.model, now):
+            free = [here.target]
         session = self._sessions.get(asked.session) if asked.session else None
         cached = {
             one.name: BLOCK_TOKENS * self._prefixes.matched(one.name, asked.keys) for one in free
@@ -176,6 +191,10 @@ class Fleet:
         self._prefixes.note(target.name, asked.keys)
         reservation = target.load.reserve(now, asked.prompt_tokens - chosen.cached, asked.expected)
         return Route(target, asked, reservation, chosen.cached)
+
+    def is_here(self, target: Target) -> bool:
+        """Whether a target is the server itself, which a request has reached already."""
+        return self.here is not None and target is self.here.target
 
     def forget(self, target: Target) -> None:
         """A target is down: what it had cached is gone."""

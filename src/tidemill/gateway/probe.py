@@ -53,7 +53,11 @@ class Probes:
 
     def start(self) -> None:
         """Begin, on the running event loop."""
-        self._tasks = [asyncio.ensure_future(self._watch(one)) for one in self._fleet.targets]
+        self._tasks = [
+            asyncio.ensure_future(self._watch(one))
+            for one in self._fleet.targets
+            if not self._fleet.is_here(one)
+        ]
 
     async def close(self) -> None:
         """End; close what is idle."""

@@ -9,20 +9,22 @@ from contextlib import AsyncExitStack
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.gateway.asked import Asked
+from tidemill.gateway.config import HERE
 from tidemill.gateway.counted import Counted, usage_part
 from tidemill.gateway.fleet import Fleet, Route
+from tidemill.gateway.here import Own, answer_here
 from tidemill.gateway.metrics import GatewayMetrics
 from tidemill.gateway.opened import Failed, Opened, Refused, message_of, open_answer
 from tidemill.gateway.passage import Passage, fallback_note, noted
 from tidemill.gateway.translate.translator import MALFORMED
 from tidemill.gateway.wire.connection import Lost
 from tidemill.gateway.wire.kinds import MESSAGES
-from tidemill.generation.caller import UNLIMITED, Caller, Reservation
+from tidemill.generation.caller import Caller, Reservation
 from tidemill.server.errors import Problem, Rejection, fail, problem_response, reject
 from tidemill.server.transport.sink import AsgiSink
 from tidemill.server.transport.stream import while_connected
@@ -31,6 +33,18 @@ log = get_logger(__name__)
 
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 FALLBACK = "x-tidemill-fallback"
+
+
+class AnsweredHere(Exception):
+    """The server itself was chosen.
+
+    Attributes:
+        route: to it.
+    """
+
+    def __init__(self, route: Route) -> None:
+        super().__init__(HERE)
+        self.route = route
 
 
 class Relayed(Response):
@@ -43,6 +57,7 @@ class Relayed(Response):
         asked: what it asks for.
         caller: who asks.
         headers: that every target gets.
+        own: the server's own answer, where it is one of the targets.
     """
 
     def __init__(
@@ -53,6 +68,7 @@ class Relayed(Response):
         asked: Asked,
         caller: Caller,
         headers: Mapping[bytes, bytes],
+        own: Own | None = None,
     ) -> None:
         super().__init__()
         self._fleet = fleet
@@ -63,19 +79,41 @@ class Relayed(Response):
         self._forwarded = headers
         self._counted = Counted(asked.model, asked.prompt_tokens)
         self._tried: list[str] = []
+        self._reserved: Reservation | None = None
+        self._own = own
+        self._here: Route | None = None  # chosen: this server answers
+        self._full = set[str]()  # models that this server has no room for
+        self._refusal: list[Message] = []
         self._began = False  # the response has begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; a client that leaves ends the request at its target."""
-        await while_connected(receive, self._serve(scope, receive, send))
+        while True:
+            await while_connected(receive, self._serve(scope, receive, send))
+            route, self._here = self._here, None
+            if route is None or await self._answered_here(route, receive, send):
+                return
+
+    async def _answered_here(self, route: Route, receive: Receive, send: Send) -> bool:
+        """Answer without targets; False: there is no room, and nothing was sent."""
+        assert self._own is not None
+        state, asked, note = self._request.state, self._asked, b""
+        if hasattr(state, "generation"):
+            del state.generation
+        if route.asked.model != asked.model:
+            self._name_fallback(route)
+            note = fallback_note(asked.model, route.asked.model)
+        refusal = await answer_here(route, self._own, self._request, receive, send, note)
+        if refusal:
+            self._full.add(route.asked.model)
+            self._refusal = self._refusal or refusal
+        return not refusal
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._request.state
         state.generation = self._counted
         sink = AsgiSink(send)
-        reserved: Reservation = UNLIMITED
         try:
-            reserved = await self._reserve()
             async with AsyncExitStack() as stack:
                 opened = await self._open(self._asked)
                 stack.push_async_callback(opened.aclose)
@@ -85,30 +123,39 @@ class Relayed(Response):
                     await self._write_whole(sink, opened)
                 else:
                     await self._write_stream(sink, opened, stack)
+        except AnsweredHere as answered:
+            self._here = answered.route
         except Refused as refused:
             await self._refuse(refused, scope, receive, send)
         except Exception as error:
             if isinstance(error, Failed):
                 error = Rejection(error.problem)
             problem = fail(self._request, error)
-            if self._began:
+            if self._refusal and not self._began:
+                for message in self._refusal:
+                    await send(message)
+            elif self._began:
                 await sink.write(self._failure(problem), more=False)
             else:
                 await problem_response(problem, state.error_body)(scope, receive, send)
         finally:
-            self._settle(reserved)
+            self._settle()
 
     # -- accounts ------------------------------------------------------------------------------
 
-    async def _reserve(self) -> Reservation:
+    async def _reserve(self) -> None:
+        """Reserve what the answer of a target may use, once; the server's own answer does so
+        itself."""
         quota, asked = self._caller.quota, self._asked
-        if quota is None:
-            return UNLIMITED
+        if quota is None or self._reserved is not None:
+            return
         most = asked.most or max(asked.expected, 1)
-        return await quota.reserve(asked.model, asked.prompt_tokens, asked.expected, most)
+        self._reserved = await quota.reserve(asked.model, asked.prompt_tokens, asked.expected, most)
 
-    def _settle(self, reserved: Reservation) -> None:
-        counted = self._counted
+    def _settle(self) -> None:
+        counted, reserved = self._counted, self._reserved
+        if reserved is None:
+            return
         if counted.admitted:
             reserved.settle(counted.prompt_tokens, counted.cached_tokens, counted.completion_tokens)
         else:
@@ -152,6 +199,13 @@ class Relayed(Response):
                 if failed is None:
                     raise
                 break
+            if self._fleet.is_here(route.target):
+                raise AnsweredHere(route)
+            try:
+                await self._reserve()
+            except BaseException:
+                route.abandon()
+                raise
             try:
                 return await self._first_of(route, asked)
             except Failed as error:
@@ -163,7 +217,10 @@ class Relayed(Response):
         raise failed
 
     async def _route(self, asked: Asked) -> Route:
-        route = await self._fleet.route(asked, self._tried)
+        tried = self._tried
+        if asked.model in self._full:
+            tried = [*tried, HERE]
+        route = await self._fleet.route(asked, tried)
         self._tried.append(route.target.name)
         self._metrics.given(route.target.name)
         return route
@@ -198,6 +255,7 @@ class Relayed(Response):
                     await found.aclose()
 
     async def _second(self, asked: Asked) -> Route | None:
+        self._full.add(asked.model)
         try:
             return await self._route(asked)
         except Rejection:
@@ -211,9 +269,14 @@ class Relayed(Response):
         state.model = self._counted.model = route.asked.model
         answer = {**opened.headers, "x-tidemill-target": route.target.name}
         if route.asked.model != self._asked.model:
-            answer[FALLBACK] = f"{self._asked.model} -> {route.asked.model}"
-            self._metrics.fallbacks.inc()
+            self._name_fallback(route)
         state.answer_headers = {**getattr(state, "answer_headers", {}), **answer}
+
+    def _name_fallback(self, route: Route) -> None:
+        state = self._request.state
+        answer = {FALLBACK: f"{self._asked.model} -> {route.asked.model}"}
+        state.answer_headers = {**getattr(state, "answer_headers", {}), **answer}
+        self._metrics.fallbacks.inc()
 
     async def _write_whole(self, sink: AsgiSink, opened: Opened) -> None:
         body, made = opened.first, opened.translator
@@ -299,6 +362,7 @@ class Relayed(Response):
         log.warning("target %s was lost within an answer: %s", route.target.name, lost)
 
     async def _go_on(self, lost: Opened) -> Opened:
+        self._full.add(lost.route.asked.model)  # what is here cannot go on with it
         try:
             opened = await self._open_model(lost.route.asked)
         except (Failed, Rejection, Refused):

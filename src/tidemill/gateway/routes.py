@@ -18,6 +18,7 @@ from tidemill.base.trace_context import TraceContext
 from tidemill.gateway.asked import Asked, read
 from tidemill.gateway.continued import seeded
 from tidemill.gateway.fleet import Fleet
+from tidemill.gateway.here import Own
 from tidemill.gateway.metrics import GatewayMetrics
 from tidemill.gateway.relay import Relayed
 from tidemill.gateway.routing.health import State
@@ -81,17 +82,36 @@ class Gateway:
 
     async def relay(self, context: ServerContext, request: Request) -> Response:
         """The answer of a target."""
-        arrival, config = monotonic(), self.fleet.config
+        arrival = monotonic()
         body = await read_body(request, context.limits)
         path = request.url.path
         named = request.path_params.get("model", "")
-        asked = read(path, body, whole=bool(self._rules.detectors), named=named)
-        state = request.state
+        asked = read(path, body, whole=self.reads_texts, named=named)
+        if not asked.model:
+            asked = replace(asked, model=self.fleet.default(path))
+        return self.answer(request, asked, body, arrival)
+
+    @property
+    def reads_texts(self) -> bool:
+        """What requests say is looked at."""
+        return bool(self._rules.detectors)
+
+    def answer(
+        self, request: Request, asked: Asked, body: bytes, arrival: float, own: Own | None = None
+    ) -> Response:
+        """The answer of whichever target gets the request.
+
+        Args:
+            request: the client's.
+            asked: what it asks for, of a model.
+            body: as it came.
+            arrival: when.
+            own: the answer of the server itself, which is one of the targets.
+        """
+        config, path, state = self.fleet.config, request.url.path, request.state
         state.sent_as = {}
         state.operation = OPERATIONS[state.route]
         state.streamed = asked.stream
-        if not asked.model:
-            asked = replace(asked, model=self.fleet.default(path))
         principal = principal_of(request)
         principal.policy.check_model(principal.name, asked.model)
         caller = caller_of(request, None, arrival, cache_salt=_salt(asked))
@@ -110,7 +130,7 @@ class Gateway:
             asked = _bounded(asked, caller.max_tokens)
         asked = seeded(asked.with_keys(), self._random)
         headers = _headers(request, asked, arrival)
-        return Relayed(self.fleet, self.metrics, request, asked, caller, headers)
+        return Relayed(self.fleet, self.metrics, request, asked, caller, headers, own)
 
     def _verdict(self, request: Request, body: bytes, principal: Principal) -> Verdict:
         mark = request.headers.get(self.fleet.config.privacy.header, "false").strip().lower()
@@ -205,16 +225,20 @@ class Gateway:
 
     # -- tables --------------------------------------------------------------------------------
 
-    def dialects(self, dialects: Sequence[Dialect]) -> tuple[Dialect, ...]:
-        """Those of a server, as far as targets answer them."""
-        own: dict[tuple[str, str], Handler] = {
+    @property
+    def listings(self) -> dict[tuple[str, str], Handler]:
+        """Handlers of a dialect's routes that say which models there are."""
+        return {
             ("openai", "/v1/models"): self.models,
             ("openai", "/v1/models/{model:path}"): self.model,
             ("anthropic", "/v1/models"): self.anthropic_models,
             ("anthropic", "/v1/models/{model:path}"): self.model,
             ("ollama", "/api/tags"): self.ollama_tags,
         }
-        found = []
+
+    def dialects(self, dialects: Sequence[Dialect]) -> tuple[Dialect, ...]:
+        """Those of a server, as far as targets answer them."""
+        own, found = self.listings, []
         for dialect in dialects:
             endpoints = []
             for endpoint in dialect.endpoints:
@@ -226,6 +250,12 @@ class Gateway:
             found.append(replace(dialect, endpoints=tuple(endpoints), not_served={}))
         return tuple(found)
 
+    @property
+    def facts(self) -> tuple[Endpoint, ...]:
+        """Routes that say what is known of targets."""
+        roles = METRICS_READERS | {Role.MANAGER}
+        return (Endpoint("GET", "/admin/targets", self.targets, roles=roles),)
+
     def operators(self) -> tuple[Endpoint, ...]:
         """Routes that belong to no dialect."""
         return (
@@ -236,7 +266,7 @@ class Gateway:
             Endpoint("GET", "/health", self.readyz, roles=PUBLIC),
             Endpoint("GET", "/ping", self.readyz, roles=PUBLIC),
             Endpoint("GET", "/metrics", health.metrics, roles=METRICS_READERS),
-            Endpoint("GET", "/admin/targets", self.targets, roles=METRICS_READERS | {Role.MANAGER}),
+            *self.facts,
             *(*audit.ENDPOINTS, *identity.ENDPOINTS, *quotas.ENDPOINTS, *usage.ENDPOINTS),
         )
 

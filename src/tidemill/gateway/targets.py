@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -40,7 +40,7 @@ class Target:
         self.load = Load()
         self.health = Health()
         self.pool = Pool(self.address, config.max_active, routing.connect_seconds)
-        self.listed: frozenset[str] = frozenset()
+        self.listed: Collection[str] = frozenset()
         self._names = dict(config.names)
         self._spent = 0.0
         self._spent_since = monotonic()

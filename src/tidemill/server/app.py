@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -63,6 +63,23 @@ OPERATORS: tuple[Endpoint, ...] = (
     *admin_profile.ENDPOINTS,
 )
 """Routes that belong to no dialect."""
+
+
+class Extension(Protocol):
+    """What a server has beside its own models; see `gateway.upstream`."""
+
+    def dialects(self, dialects: Sequence[Dialect]) -> Sequence[Dialect]:
+        """The dialects as they are served."""
+
+    @property
+    def operators(self) -> Sequence[Endpoint]:
+        """Further routes that belong to no dialect."""
+
+    def start(self) -> None:
+        """The event loop runs."""
+
+    async def close(self) -> None:
+        """The server has ended."""
 
 
 def make_http_server(

@@ -32,6 +32,7 @@ from tidemill.server.transport.systemd import ServiceManager
 if TYPE_CHECKING:
     from tidemill.engine.supervisor import Recovery
     from tidemill.metrics.registry import ServerMetrics
+    from tidemill.server.app import Extension
     from tidemill.server.context import ServerContext
     from tidemill.server.grpc.serve import GrpcServer
     from tidemill.server.host.engine_loader import EngineLoader, TextSide
@@ -103,6 +104,7 @@ class ServeOptions:
         watts, carbon_intensity: see `server.energy.measure`.
         watch_steps: given a model's name, its engine's properties and the server's metrics:
             what the engine's statistics are also given to, if anything; None: nothing is.
+        extend: given the server's context: what it has beside its models; None: nothing.
     """
 
     models: Sequence[ModelOptions]
@@ -136,6 +138,7 @@ class ServeOptions:
     watts: float | None = None
     carbon_intensity: str | None = None
     watch_steps: WatchSteps | None = None
+    extend: Callable[[ServerContext], Extension] | None = None
 
 
 def serve(options: ServeOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -176,10 +179,12 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
     context = loading.result()
     gc.freeze()
     gc.enable()
+    extension: Extension | None = None
     try:
         first = context.host.models[0]
         say(first.admission.describe())
-        http = _Http(context, listener, options.security)
+        extension = None if options.extend is None else options.extend(context)
+        http = _Http(context, listener, options.security, extension)
         if options.grpc is not None:
             say(await http.serve_grpc(context.limits, *options.grpc))
         seconds = monotonic() - started
@@ -194,8 +199,12 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         for line in first_steps(first, url, closed=options.security.keys.closed):
             say(line)
         options.manager.tell("READY=1")
+        if extension is not None:
+            extension.start()
         return await _until_stopped(http, context, signals, options, say)
     finally:
+        if extension is not None:
+            await extension.close()
         await context.host.close()
         await context.close()
 
@@ -444,8 +453,14 @@ class _Signals:
 class _Http:
     """The HTTP server and the task that runs it."""
 
-    def __init__(self, context: ServerContext, listener: socket.socket, security: Security) -> None:
-        from tidemill.server.app import make_http_server
+    def __init__(
+        self,
+        context: ServerContext,
+        listener: socket.socket,
+        security: Security,
+        extension: Extension | None,
+    ) -> None:
+        from tidemill.server.app import DIALECTS, OPERATORS, make_http_server
 
         manager = context.manager
         if security.reloadable or (manager is not None and manager.source.reloadable):
@@ -456,7 +471,11 @@ class _Http:
         self._security = security
         self._grpc: GrpcServer | None = None
         self._server = make_http_server(
-            context, drain_seconds=TERMINATION_SECONDS, security=security
+            context,
+            drain_seconds=TERMINATION_SECONDS,
+            security=security,
+            dialects=DIALECTS if extension is None else extension.dialects(DIALECTS),
+            operators=OPERATORS if extension is None else (*OPERATORS, *extension.operators),
         )
         self.task = asyncio.ensure_future(self._server.serve(sockets=[listener]))
 
