@@ -9,12 +9,13 @@ import tidemill
 # What shows people a date, keeps one, or compares with a file's times.
 SHOWN = {
     "engine/spawn.py",
+    "base/ids.py",  # when an answer was begun
     *("library/catalog.py", "library/http.py"),
     *("server/transport/http.py", "server/host/slot.py", "server/host/rollout/machine.py"),
     *(f"server/dialects/ollama/{name}.py" for name in ("answer_format", "answers", "models")),
     *(
         f"server/dialects/openai/{name}.py"
-        for name in ("assemble", "rerank", "responses/conversations", "responses/document")
+        for name in ("rerank", "responses/conversations", "responses/document")
     ),
     "gateway/translate/chat_to_messages.py",
     *("worker/packed_store.py", "worker/packed.py", "worker/tiers/disk.py"),

@@ -150,6 +150,7 @@ class ScriptedEngine:
     async def _run(self, request: EngineRequest) -> AsyncIterator[ChoiceOutput]:
         live = self._live[request.request_id]
         scripts = [list(self.script(request, c)) for c in range(request.sampling.n)]
+        resumed = [len(tokens) for tokens in request.resume] or [0] * request.sampling.n
         for step in itertools.count():
             await asyncio.sleep(self.step_seconds)
             self._steps += 1
@@ -163,7 +164,9 @@ class ScriptedEngine:
                         error=self.error,
                     )
                 else:
-                    output = self._output(request, choice, scripts[choice], step)
+                    output = self._output(
+                        request, choice, scripts[choice], resumed[choice] + step
+                    )
                 outputs.append(output)
                 if output.finish_reason is not None:
                     live.discard(choice)
@@ -185,6 +188,7 @@ class ScriptedEngine:
                 pooled=hashed_vector(request).tobytes(),
             )
         sampling = request.sampling
+        first = len(request.resume[choice]) if request.resume else 0
         token = script[step] if step < len(script) else ord("z")
         ends = {*sampling.stop_token_ids}
         if not sampling.ignore_eos:
@@ -207,7 +211,7 @@ class ScriptedEngine:
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish,
             stop_token=stop,
-            cached_tokens=self.cached_tokens if step == 0 else None,
+            cached_tokens=self.cached_tokens if step == first else None,
         )
 
 

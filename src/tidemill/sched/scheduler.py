@@ -295,6 +295,12 @@ class Scheduler:
             raise bad_request(
                 "resume", f"resume has {len(request.resume)} entries for {sampling.n} choices"
             )
+        most = min(self.max_len, len(prompt) + (sampling.max_tokens or self.max_len))
+        for tokens in request.resume:
+            if len(prompt) + len(tokens) > most:
+                raise bad_request("resume", "more tokens are known than the answer may have")
+            if tokens and vocab is not None and not (min(tokens) >= 0 and max(tokens) < vocab):
+                raise bad_request("resume", f"token ids must be between 0 and {vocab - 1}")
 
     def _validate_speculation(self, asked: str | None) -> None:
         if asked is None or asked in (OFF, AUTO):

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from tidemill.contract.position import HEADER
 from tidemill.server.access.limits import Limits
 from tidemill.server.admission.bodies import Hold
 from tidemill.server.dialects.bounds import check_fields, check_shape
@@ -62,7 +63,12 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
             got += ", which curl sends without -H 'Content-Type: application/json'"
         raise reject(415, f"Content-Type must be application/json; {got}")
     decoder = _decoder(request)
-    return _as_utf8(await read_bytes(request, limits), decoder)
+    body = await read_bytes(request, limits)
+    if (position := request.headers.get(HEADER)) is not None:
+        from tidemill.server.host.position import read_position  # few ask for it
+
+        request.state.positions, body = read_position(position, body)
+    return _as_utf8(body, decoder)
 
 
 async def read_bytes(request: Request, limits: Limits) -> bytes:

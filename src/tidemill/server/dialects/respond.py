@@ -88,7 +88,8 @@ class GeneratedAnswer(Response):
         wanted = asked or (framing is not None and framing.events and self._context.resumable)
         # A connection of another protocol has no ids to come back with.
         inner = getattr(self._request.state, "inner", False)
-        if framing is not None and wanted and not inner:
+        told = getattr(self._request.state, "positions", None) is not None
+        if framing is not None and wanted and not (inner or told):
             work = self._resume(receive, send, framing, asked=asked)
             await self._serve(scope, receive, send, work)
         else:
@@ -165,6 +166,7 @@ class GeneratedAnswer(Response):
                 asked,
                 max_answer_bytes=context.limits.max_answer_bytes,
                 streamed=self._framing is not None,
+                positions=getattr(state, "positions", None),
             )
             check_logprobs(generation.prepared, context.limits.max_logprobs)
             form = await self._make_format(model, generation)

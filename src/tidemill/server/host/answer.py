@@ -79,23 +79,30 @@ async def write_stream(
     begun: tuple[Generation, Format] | None = None
 
     def opening() -> bytes | None:
-        return None if begun is None else begun[1].opening(begun[0])
+        if begun is None:
+            return None
+        positions, parts = begun[0].positions, begun[1].opening(begun[0])
+        return b"" if positions is not None and positions.resumes else parts
 
     stream = Stream(sink, framing, opening)
     try:
         async with aclosing(stream):
             begun = generation, form = await begin()
             stream.waiting = False
+            positions = generation.positions
             async with aclosing(generation.steps()) as steps:
                 async for deltas in steps:
                     data = stream.begin()
+                    repeating = positions is not None and positions.repeating
                     for delta in deltas:
                         if delta.first:
                             await form.read_prompt(delta)
                         data += form.events(delta)
-                        if len(data) > WRITE_BYTES:
+                        if len(data) > WRITE_BYTES and not repeating:
                             await stream.write(data)
                             data = b""
+                    if positions is not None:
+                        data = positions.behind(data, events=framing.events)
                     if generation.finished:
                         await stream.write(data + form.closing(generation), more=False)
                     elif data:

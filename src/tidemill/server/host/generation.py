@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
@@ -17,6 +17,9 @@ from tidemill.server.host.charges import reserve_generation, settle
 from tidemill.server.host.served import ServedModel
 from tidemill.telemetry.trace import Trace
 from tidemill.text.stops import StopSet
+
+if TYPE_CHECKING:
+    from tidemill.server.host.position import Positions
 
 _ENDED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 
@@ -42,6 +45,9 @@ class Generation(Protocol):
     """Of the choices that have ended, as the engine told them."""
     trace: Trace | None
     """What it notes for its explanation; None: nothing."""
+    positions: Positions | None
+    """Of a stream whose positions are told, or that goes on from one: then what the client has
+    already comes first."""
 
     @property
     def num_choices(self) -> int:
@@ -94,9 +100,10 @@ class EngineGeneration:
         prepared: the request.
         max_answer_bytes: bound on the size of the answer.
         streamed: output is sent as it is generated.
+        positions: see `Generation`.
 
     Attributes:
-        request_id, prepared: as given.
+        request_id, prepared, positions: as given.
         admitted, finish_reasons, timings, trace: see `Generation`.
         completion_tokens, cached_tokens: usage so far; a prompt counts once whatever the number of
             choices; cached tokens are those that no choice had to compute.
@@ -110,8 +117,10 @@ class EngineGeneration:
         *,
         max_answer_bytes: int,
         streamed: bool = False,
+        positions: Positions | None = None,
     ) -> None:
         self.request_id = request_id
+        self.positions = positions
         self.prepared = prepared
         self.admitted = False
         self.finish_reasons: list[str] = []
@@ -203,11 +212,18 @@ class EngineGeneration:
             if trace is not None:
                 trace.submitted = monotonic()
             streams = await self._submit_all()
+            if self.positions is not None and self.positions.repeating:
+                for deltas in self._repeat(self.positions):
+                    yield deltas
+                    if self.finished:
+                        return
+                    await asyncio.sleep(0)
+                self.positions.repeating = False
             async with aclosing(_merge(streams, batched=self._open > 1)) as merged:
                 async for outputs in merged:
                     deltas: list[ChoiceDelta] = []
                     for prompt, output in outputs:
-                        delta = self._take(prompt, output)
+                        delta = self._take(prompt, self._noted(prompt, output))
                         if delta is None:
                             continue
                         deltas += self._prompts[prompt].output(delta)
@@ -259,11 +275,30 @@ class EngineGeneration:
                 max_queue_time=model.admission.options.max_queue_time,
                 explain=self.trace is not None,
             )
+            if self.positions is not None:
+                request = self.positions.request(index, request)
             stream = model.client.submit(request)
             if self.trace is not None:
                 self.trace.follow(stream)
             streams.append(stream)
         return streams
+
+    def _repeat(self, positions: Positions) -> Iterator[list[ChoiceDelta]]:
+        """What the client has of the answer. Choices that have ended here end in the engine."""
+        known = positions.known(self._ids)
+        for start in range(0, len(known), MAX_BATCH):
+            deltas: list[ChoiceDelta] = []
+            for prompt, output in known[start : start + MAX_BATCH]:
+                delta = self._take(prompt, output)
+                if delta is None:
+                    continue
+                deltas += self._prompts[prompt].output(delta)
+                if delta.finish is not None and not delta.stopped_here:
+                    self._model.client.cancel(self._ids[prompt], output.choice)
+            yield deltas
+
+    def _noted(self, prompt: int, output: ChoiceOutput) -> ChoiceOutput:
+        return output if self.positions is None else self.positions.note(prompt, output)
 
     def _note_kind(self, trace: Trace, delta: ChoiceDelta) -> None:
         """Notes where thinking, text and tool calls begin in each choice."""

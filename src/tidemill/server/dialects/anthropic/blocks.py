@@ -5,13 +5,12 @@ Streams are these events; a whole answer is what they add up to (promise 8).
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from tidemill.base.ids import new_id
+from tidemill.base.ids import new_call_id, new_id
 from tidemill.generation.choices import ChoiceDelta
 from tidemill.server.dialects.anthropic.signatures import Signer
 from tidemill.text.answer import CallPart
@@ -25,7 +24,7 @@ def new_message_id() -> str:
 
 
 def _new_call_id() -> str:
-    return f"toolu_{secrets.token_hex(12)}"
+    return new_call_id().replace("call", "toolu")
 
 
 class BlockWriter:

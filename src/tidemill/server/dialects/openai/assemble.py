@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tidemill.base.clock import wall
+from tidemill.base.ids import created_at
 from tidemill.generation.choices import ChoiceDelta, TokenPiece
 from tidemill.server.dialects.openai import schema
 from tidemill.server.dialects.openai.echo import EchoedPrompt
@@ -159,7 +159,7 @@ def envelope_of(
 
     return Envelope(
         answer_id,
-        int(wall()),
+        int(created_at()),
         model.name,
         model.fingerprint,
         include_usage,

@@ -70,6 +70,7 @@ class PipelineGeneration:
         self.admitted = False
         self.finish_reasons: list[str] = []
         self.timings: RequestTimings | None = None  # its calls have their own
+        self.positions = None
         self.trace = Trace(request_id) if pipeline.served.explain else None
         self._pipeline = pipeline
         self._conversation = conversation_of(pipeline.name, asked)

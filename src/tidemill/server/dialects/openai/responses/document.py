@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.base.clock import wall
+from tidemill.base.ids import created_at
 from tidemill.contract.sampling import SamplingParams
 from tidemill.server.dialects.openai.responses.schema import ResponseRequest
 from tidemill.server.dialects.openai.responses.tools import Tools
@@ -43,7 +44,7 @@ class Answered:
     conversation: str | None = None
     sampling: SamplingParams | None = None
     notices: list[dict[str, Any]] = field(default_factory=list)
-    created: float = field(default_factory=lambda: int(wall()))
+    created: float = field(default_factory=lambda: int(created_at()))
 
     def document(self, status: str, output: list[dict[str, Any]], **more: Any) -> Response:
         """The object, with the members that clients' types require.
