@@ -9,7 +9,7 @@ import tidemill
 # What shows people a date, keeps one, or compares with a file's times.
 SHOWN = {
     "engine/spawn.py",
-    "base/ids.py",  # when an answer was begun
+    *("base/ids.py", "server/host/position.py"),  # when an answer was begun
     *("library/catalog.py", "library/http.py"),
     *("server/transport/http.py", "server/host/slot.py", "server/host/rollout/machine.py"),
     *(f"server/dialects/ollama/{name}.py" for name in ("answer_format", "answers", "models")),
