@@ -164,9 +164,7 @@ class ScriptedEngine:
                         error=self.error,
                     )
                 else:
-                    output = self._output(
-                        request, choice, scripts[choice], resumed[choice] + step
-                    )
+                    output = self._output(request, choice, scripts[choice], resumed[choice] + step)
                 outputs.append(output)
                 if output.finish_reason is not None:
                     live.discard(choice)

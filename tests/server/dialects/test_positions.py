@@ -169,9 +169,9 @@ def test_without_the_header_a_stream_has_no_marks(urls: tuple[str, str]) -> None
         (Position(Begun("00" * 32, 1.0, "other")), {}, "another model"),
         (Position(Begun("00" * 32, 1.0, "", "feed")), {}, "its prompt"),
         (Position(Begun("zz", 1.0)), {}, "how many bytes"),
-        (Position(Begun("00", 1.0), [Told(0, 0, [-1])]), {}, "how many bytes"),
-        (Position(Begun("00", 1.0), [Told(0, 0, [1], "bored")]), {}, "how many bytes"),
-        (Position(Begun("00" * 32, 1.0)), {"stream": False, "stream_options": None}, "not streamed"),
+        (Position(Begun("00", 1.0), [Told(0, 0, (-1,))]), {}, "how many bytes"),
+        (Position(Begun("00", 1.0), [Told(0, 0, (1,), "bored")]), {}, "how many bytes"),
+        (Position(Begun("00" * 32, 1.0)), {"stream": False, "stream_options": None}, "streamed"),
         (Position(Begun("00" * 32, 1.0)), {"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )

@@ -213,8 +213,8 @@ class EngineGeneration:
                 trace.submitted = monotonic()
             streams = await self._submit_all()
             if self.positions is not None and self.positions.repeating:
-                for deltas in self._repeat(self.positions):
-                    yield deltas
+                for known in self._repeat(self.positions):
+                    yield known
                     if self.finished:
                         return
                     await asyncio.sleep(0)

@@ -167,7 +167,7 @@ def read_position(value: str, body: bytes) -> tuple[Positions, bytes]:
                     raise ValueError
         return Positions(found), body[size:]
     except ValueError:  # msgspec's errors are some
-        raise _bad("0 asks for positions; else it is how many bytes of one precede the body") from None
+        raise _bad("0, or how many bytes of a position precede the body") from None
 
 
 def _bad(why: str) -> TidemillError:

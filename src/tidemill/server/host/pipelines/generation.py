@@ -26,6 +26,7 @@ from tidemill.telemetry.trace import Trace
 
 if TYPE_CHECKING:
     from tidemill.server.host.pipelines.pipeline import Pipeline
+    from tidemill.server.host.position import Positions
 
 T = TypeVar("T")
 
@@ -70,7 +71,7 @@ class PipelineGeneration:
         self.admitted = False
         self.finish_reasons: list[str] = []
         self.timings: RequestTimings | None = None  # its calls have their own
-        self.positions = None
+        self.positions: Positions | None = None
         self.trace = Trace(request_id) if pipeline.served.explain else None
         self._pipeline = pipeline
         self._conversation = conversation_of(pipeline.name, asked)
