@@ -106,7 +106,7 @@ def test_brackets_are_no_markup(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tidemill.cli.machine.installed", lambda package: None)
-    doctor(bandwidth=False, as_json=False)
+    doctor(bandwidth=False, cluster=None, as_json=False)
     assert "pip install 'tidemill[torch]'" in " ".join(capsys.readouterr().out.split())
 
 

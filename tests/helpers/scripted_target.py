@@ -48,6 +48,7 @@ class ScriptedTarget:
     models: list[str] = field(default_factory=lambda: ["m"])
     well: bool = True
     load: dict[str, Any] | None = None
+    date: str = ""
     got: list[Got] = field(default_factory=list)
     bytes_in: bytearray = field(default_factory=bytearray)
     url: str = ""
@@ -88,7 +89,8 @@ class ScriptedTarget:
         status = 200 if self.well else 503
         if got.path == "/load":
             document, status = (self.load or {}), (200 if self.load else 404)
-        await whole(_sender(writer), document, status)
+        dated = {"date": self.date} if self.date else {}
+        await whole(_sender(writer), document, status, **dated)
 
 
 def _sender(writer: asyncio.StreamWriter) -> Send:

@@ -1,18 +1,34 @@
-"""`tidemill doctor`: the machine's hardware and capabilities, and what Tidemill would use."""
+"""`tidemill doctor`: the machine's hardware and capabilities, and what Tidemill would use; or how
+the targets of a gateway are."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
-from tidemill.cli.acting import JSON, print_json
+import click
+
+from tidemill.cli.acting import JSON, print_json, print_table
 from tidemill.cli.declared import option
 
 
 def doctor(
     bandwidth: bool = option(True, help="Measure the memory's read bandwidth (about 1 s)."),
+    cluster: Path | None = option(
+        None,
+        help="Instead: ask every target of this gateway's or deployment file how it is.",
+    ),
     as_json: bool = JSON,
 ) -> None:
-    """Report hardware, instruction sets, memory and read bandwidth."""
+    """Report hardware, instruction sets, memory and read bandwidth.
+
+    With --cluster: whether each target of a gateway is reached, how far it is, its version, key,
+    clock and models; the exit code is 1 if something is wrong.
+    """
+    if cluster is not None:
+        _examine(cluster, as_json=as_json)
+        return
     import platform
 
     from rich.console import Console
@@ -66,3 +82,39 @@ def doctor(
     for name, value in rows:
         table.add_row(Text(name, style="bold"), Text(value))  # no markup parsing
     Console().print(table)
+
+
+def _examine(file: Path, *, as_json: bool) -> None:
+    import asyncio
+
+    from tidemill.gateway.config import read_any
+    from tidemill.gateway.examine import as_builtins, examine
+
+    reports, together = asyncio.run(examine(read_any(file)))
+    wrong = bool(together) or any(report.problems for report in reports)
+    if as_json:
+        print_json(as_builtins(reports, together))
+        sys.exit(1 if wrong else 0)
+    rows = [
+        {
+            "target": one.name,
+            "kind": one.kind,
+            "connect": _milliseconds(one.connect_ms),
+            "round trip": _milliseconds(one.round_trip_ms),
+            "version": one.version,
+            "protocol": one.protocol,
+            "clock": "" if one.clock is None else f"{one.clock:+.0f} s",
+            "models": len(one.models) or "",
+            "longest wait": f"{max(one.waits.values()):.1f} s" if one.waits else "",
+            "state": "well" if not one.problems else "see below",
+        }
+        for one in reports
+    ]
+    print_table(list(rows[0]), rows)
+    for line in [*(f"{one.name}: {p}" for one in reports for p in one.problems), *together]:
+        click.echo(line)
+    sys.exit(1 if wrong else 0)
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} ms"

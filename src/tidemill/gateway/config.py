@@ -188,16 +188,26 @@ def read(path: Path) -> GatewayConfig:
     Raises:
         TidemillError: kind CONFIG, naming what is wrong.
     """
+    config = checked(_table(path))
+    if config.routing.overflow_seconds is not None:
+        raise _wrong("routing.overflow_seconds", "is of [upstream]: a gateway has no models itself")
+    return config
+
+
+def read_any(path: Path) -> GatewayConfig:
+    """A gateway's file, or the `[upstream]` of a server's deployment file. Raises CONFIG."""
+    table = _table(path)
+    upstream = table.get("upstream")
+    return checked(upstream, "upstream") if isinstance(upstream, dict) else checked(table)
+
+
+def _table(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except OSError as error:
         raise config_error("config", f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise config_error("config", f"{path} is no TOML: {error}") from None
-    config = checked(table)
-    if config.routing.overflow_seconds is not None:
-        raise _wrong("routing.overflow_seconds", "is of [upstream]: a gateway has no models itself")
-    return config
 
 
 def checked(table: Mapping[str, Any], what: str = "the gateway's file") -> GatewayConfig:

@@ -8,6 +8,7 @@ import msgspec
 
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
+from tidemill.contract.gateway import PROTOCOL, interoperate
 from tidemill.gateway.fleet import Fleet
 from tidemill.gateway.routing.health import State
 from tidemill.gateway.targets import Target
@@ -37,6 +38,7 @@ class _ModelLoad(msgspec.Struct):
 
 
 class _Load(msgspec.Struct):
+    protocol: int = 0
     models: dict[str, _ModelLoad] = {}
 
 
@@ -102,7 +104,7 @@ class Probes:
             if not target.config.names:
                 await _list(target)
             if target.config.kind == "tidemill":
-                await _load(target)
+                return await _load(target)
         except Full:
             return None  # it answers others
         except (Lost, TimeoutError) as error:
@@ -129,16 +131,21 @@ async def _list(target: Target) -> None:
     target.listed = frozenset(model.id for model in found.data)
 
 
-async def _load(target: Target) -> None:
+async def _load(target: Target) -> str | None:
+    """Take what a target says of itself; what is wrong with it."""
     status, body = await _get(target, LOAD)
     if status != 200:
-        return
+        return None
     try:
         found = msgspec.json.decode(body, type=_Load)
     except msgspec.DecodeError:
-        return
+        return None
+    if not interoperate(found.protocol, PROTOCOL):
+        older = "it" if found.protocol < PROTOCOL else "this gateway"
+        return f"protocol {found.protocol}, this gateway's is {PROTOCOL}: update {older} first"
     if found.models:
         # Models of one machine share it: the one that waits longest decides.
         target.load.announce(monotonic(), max(one.wait for one in found.models.values()))
         slots = [one.slots for one in found.models.values() if one.slots is not None]
         target.load.slots = sum(slots) if slots else None
+    return None

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidemill.contract.gateway import PROTOCOL
 from tidemill.server.access.keys import Role
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.dialect import METRICS_READERS, USERS, Endpoint
@@ -15,12 +16,14 @@ from tidemill.server.transport.pieces import json_response
 
 
 async def load(context: ServerContext, request: Request) -> Response:
-    """`server_load`: choices in flight (vLLM's route of this name has it). Of each loaded model:
+    """`server_load`: choices in flight (vLLM's route of this name has it). `protocol`: of what
+    gateways and servers say to each other. Of each loaded model:
     `wait`, seconds until a further request would begin to be computed, as admission predicts it;
     `queued_tokens`; `slots`, sequences that are computed at once; `identity`: engines with equal
     ones answer alike."""
     models = {model.name: _of(model) for model in context.host.models if model.pipeline is None}
-    return json_response({"server_load": context.shared.choices.total, "models": models})
+    found = {"server_load": context.shared.choices.total, "models": models}
+    return json_response({"protocol": PROTOCOL, **found})
 
 
 def _of(model: ServedModel) -> dict[str, Any]:
