@@ -90,9 +90,9 @@ void StatePool::check_snapshots(const StepInput& step, std::vector<bool>& taken)
     bool good = s.row >= 0 && s.row < step.rows() && s.state >= 0 && s.state < count() &&
                 !taken[static_cast<size_t>(s.state)];
     good = good && s.tokens > 0 && s.tokens <= tokens_of(step, s.row);
-    if (good && i > 0) {  // sorted by row, then by token
+    if (good && i > 0) {  // sorted by row, then by token; several states may be of one token
       const Snapshot before = snapshot_of(step, i - 1);
-      good = before.row < s.row || (before.row == s.row && before.tokens < s.tokens);
+      good = before.row < s.row || (before.row == s.row && before.tokens <= s.tokens);
     }
     if (!good) {
       throw internal_error("snapshots: row " + std::to_string(s.row) + " cannot leave state " +

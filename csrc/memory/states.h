@@ -35,8 +35,8 @@ class StatePool {
   void begin(const StepInput& step);
   void commit(const StepInput& step);
 
-  // Tokens first .. first + count of a row, from one state to the next. A row's last run may be empty;
-  // it then copies the state it reads.
+  // Tokens first .. first + count of a row, from one state to the next. A run behind the first may be
+  // empty; it then copies the state it reads.
   struct Run {
     int64_t first, count;
     int32_t from, to;

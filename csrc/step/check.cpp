@@ -58,7 +58,6 @@ void check_drafts(const StepInput& step) {
             "a row computes at least one token that is no draft");
     if (drafts == 0) continue;
     require(step.sample[r], "drafts", "only sampling rows verify drafts");
-    require(step.states.rows == 0, "drafts", "recurrent layers keep no state per draft");
     for (int32_t t = step.row_start[r]; t < end; ++t) {
       require(step.token_ids[static_cast<size_t>(t)] >= 0, "drafts",
               "a draft follows known tokens, not one that another step samples");

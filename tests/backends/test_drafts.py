@@ -28,6 +28,7 @@ MOE = MOE.__class__(
     }
 )
 PROMPTS = [np.random.default_rng(i).integers(0, VOCAB, 9 + 17 * i).tolist() for i in range(3)]
+STATES = with_recurrence(make_spec(hidden=128, heads=4, head_dim=32, intermediate=128, layers=3))
 COUNT = 12  # tokens generated of each prompt
 
 KINDS: dict[str, tuple[Callable[..., object], DecoderSpec, str, dict[str, object]]] = {
@@ -37,6 +38,9 @@ KINDS: dict[str, tuple[Callable[..., object], DecoderSpec, str, dict[str, object
     "bfloat16": (native.load, SPEC, "BF16", {"dtype": "bfloat16", "kv_dtype": "bfloat16"}),
     "experts": (native.load, MOE, "F32", {}),
     "torch": (torch_backend.load, SPEC, "F32", {}),
+    "recurrent": (native.load, STATES, "F32", {"threads": 2}),
+    "recurrent q8": (native.load, STATES, "Q8_0", {"dtype": "bfloat16", "kv_dtype": "int8"}),
+    "recurrent torch": (torch_backend.load, STATES, "F32", {}),
 }  # fmt: skip
 
 
@@ -94,10 +98,9 @@ def step(
     first: int = 0,
 ) -> StepInputs:
     """Rows of so many tokens, of which the last `drafts` are drafts."""
-    inputs = driver.inputs(rows, sample=True, sampling=sampling_inputs(0))
+    given = drafts if any(drafts) else None
+    inputs = driver.inputs(rows, sample=True, sampling=sampling_inputs(0), drafts=given)
     inputs.sampling = sampling_of(rows, drafts, first)
-    if any(drafts):
-        inputs.drafts = np.array(drafts, np.int32)
     return inputs
 
 
@@ -187,9 +190,8 @@ def test_a_mask_of_each_position(kind: Kind) -> None:
     sequence, other = driver.sequence([*PROMPTS[0], 3, 4, 9]), driver.sequence(PROMPTS[1])
     inputs = driver.inputs(
         [(sequence, len(sequence.tokens)), (other, len(other.tokens))], sample=True,
-        sampling=sampling_inputs(5, num_logprobs=2),
+        sampling=sampling_inputs(5, num_logprobs=2), drafts=[3, 0],
     )  # fmt: skip
-    inputs.drafts = np.array([3, 0], np.int32)
     inputs.await_mask[0] = 1
     handle = driver.backend.submit(inputs)
     for draft in (2, 0, 1, 3):  # in any order
@@ -253,13 +255,3 @@ def test_the_token_of_a_row_with_drafts_is_no_input(kind: Kind) -> None:
     with pytest.raises(TidemillError):
         run(driver, driver.inputs([(sequence, 1)], sample=True, future=[0]))
     first.result()
-
-
-@pytest.mark.parametrize("load", [native.load, torch_backend.load])
-def test_recurrent_models_verify_no_drafts(load: Callable[..., object]) -> None:
-    spec = with_recurrence(make_spec(heads=4, head_dim=32))
-    driver = BackendDriver(load(spec, make_tensors(spec), options()))  # type: ignore[arg-type]
-    assert not driver.backend.verifies_drafts
-    with pytest.raises(TidemillError, match="state"):
-        run(driver, step(driver, [(driver.sequence([1, 2, 3, 4, 5]), 5)], [1]))
-    driver.backend.close()

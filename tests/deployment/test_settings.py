@@ -30,7 +30,8 @@ from tidemill.server.access.limits import Limits
 from tidemill.server.admission.options import AdmissionOptions
 
 # Fields of EngineConfig that the server sets, and no one else.
-_INTERNAL = {"model", "served_name", "kv_reserve", "recurrent_sequences", "recurrent_snapshots"}
+_INTERNAL = {"model", "served_name", "kv_reserve", "recurrent_sequences", "recurrent_snapshots",
+             "recurrent_drafts"}  # fmt: skip
 # Flags that are no setting: the model, its names, bounds as NAME=VALUE, and help.
 _OTHER_FLAGS = {
     "adapter",

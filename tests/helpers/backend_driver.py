@@ -25,6 +25,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.worker.states import StateTable
 
 _SEQUENCES = 40  # that may hold recurrent states at once
+_DRAFTS = 20  # that a step verifies
 
 
 def options(**changes: object) -> BackendOptions:
@@ -99,8 +100,9 @@ class BackendDriver:
     def __init__(self, backend: Backend, num_blocks: int = 64) -> None:
         self.backend = backend
         self.groups = len(backend.spec.cache_groups())
-        backend.allocate_cache((num_blocks,) * self.groups, states=2 * _SEQUENCES)
-        self._states = StateTable(_SEQUENCES) if backend.spec.state_bytes else None
+        states = 2 * _SEQUENCES + _DRAFTS
+        backend.allocate_cache((num_blocks,) * self.groups, states=states)
+        self._states = StateTable(_SEQUENCES, drafts=_DRAFTS) if backend.spec.state_bytes else None
         # Handed out from the end, so that block ids and positions never coincide.
         self._free = [list(range(num_blocks)) for _ in range(self.groups)]
         self._step = 0
@@ -127,15 +129,17 @@ class BackendDriver:
         return_logits: bool = True,
         future: Sequence[int | None] | None = None,
         sampling: SamplingInputs | None = None,
+        drafts: Sequence[int] | None = None,
     ) -> StepInputs:
         """The arrays of a step that computes the next `count` tokens of each (sequence, count).
 
         `future`: per row the row of the step before whose sampled token is its single input.
-        The sequences' `computed` advances.
+        `drafts`: how many of each row's tokens are drafts. The sequences' `computed` advances.
         """
         tokens: list[int] = []
         starts, contexts = [0], []
         states: list[tuple[int, int]] = []
+        behind: list[tuple[int, int, int]] = []
         for r, (sequence, count) in enumerate(rows):
             begin = sequence.computed
             source = None if future is None else future[r]
@@ -147,7 +151,12 @@ class BackendDriver:
             self._grow(sequence, begin + count)
             sequence.computed = begin + count
             if self._states is not None:
-                states.append(self._states.advance(id(sequence), begin, begin + count))
+                draft = 0 if drafts is None else drafts[r]
+                known = begin + count - draft
+                read, *to = self._states.advance(id(sequence), begin, known)
+                to += self._states.draft(id(sequence), known, draft)
+                states.append((read, to.pop()))
+                behind += [(r, count - draft + n, state) for n, state in enumerate(to)]
         self._step += 1
         count = len(rows)
         if sampling is None:
@@ -169,6 +178,8 @@ class BackendDriver:
             copies=tuple(np.zeros((0, 2), np.int32) for _ in range(self.groups)),
             sampling=sampling,
             states=np.array(states, np.int32).reshape(-1, 2),
+            snapshots=np.array(behind, np.int32).reshape(-1, 3),
+            drafts=None if drafts is None else np.array(drafts, np.int32),
             return_logits=return_logits,
         )
 

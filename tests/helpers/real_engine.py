@@ -45,6 +45,7 @@ def real_core(
     model: str = "plain",
     speculate: str = "off",
     snapshots: int = 12,
+    draft_states: int = 60,
     wrap: Callable[[Executor], Executor] = lambda executor: executor,
     change: Callable[[Backend], None] = lambda backend: None,
     drafter: Drafter | None = None,
@@ -61,7 +62,8 @@ def real_core(
     loaded = load(spec, make_tensors(spec, stored), options)
     change(loaded)
     loaded.allocate_cache(
-        (num_blocks,) * len(spec.cache_groups()), states=2 * max_num_seqs + snapshots
+        (num_blocks,) * len(spec.cache_groups()),
+        states=2 * max_num_seqs + snapshots + draft_states,
     )
     config = EngineConfig(
         model="random", served_name="random", prefix_caching=prefix_caching, block_size=block_size
@@ -86,9 +88,17 @@ def real_core(
         max_step_tokens=max_step_tokens,
         prefix_caching=prefix_caching,
         eos_token_ids=(5,),
-        speculation=speculate if loaded.verifies_drafts else None,
+        speculation=speculate,
+        recurrent_drafts=draft_states if recurrent else None,
     )
-    runner = Runner(loaded, MAX_LEN, slots=4, states=max_num_seqs if recurrent else 0)
+    runner = Runner(
+        loaded,
+        MAX_LEN,
+        slots=4,
+        states=max_num_seqs if recurrent else 0,
+        snapshots=snapshots,
+        draft_states=draft_states,
+    )
     if drafter is not None:
         let_draft(runner, drafter)
     if tiers is not None:

@@ -45,6 +45,31 @@ def test_a_fork_reads_the_state_of_the_other_sequence() -> None:
     assert table.advance(9, 6, 7, fork_of=7) == (4, 5)  # then it has its own
 
 
+def test_a_state_behind_each_draft() -> None:
+    table = StateTable(2, snapshots=3, drafts=4)
+    assert table.advance(7, 0, 5) == (-1, 0) and table.snapshot(2) == 6
+    assert table.advance(7, 5, 6) == (0, 1)
+    drafted = table.draft(7, 6, 3)
+    assert len(drafted) == 3 and {*drafted} < {7, 8, 9, 10}
+    with pytest.raises(RuntimeError, match="more drafts"):
+        table.draft(7, 9, 2)
+    table.settle(7, 8)  # two of them came true
+    read, to = table.advance(7, 8, 9)
+    assert read == drafted[1] and to in (0, 1)
+    # Each state is one sequence's, or free for drafts.
+    again = table.draft(7, 9, 4)
+    assert len({read, to, *again}) == 6
+    # The step failed: it comes again, without drafts.
+    table.settle(7, 8)
+    assert table.advance(7, 8, 9)[0] == read
+    table.advance(9, 0, 3)
+    assert len(table.draft(9, 3, 4)) == 4
+    table.release(9)
+    table.release(7)
+    pairs = [table.advance(n, 0, 1)[1] for n in (1, 2)]
+    assert len({*pairs, *table.draft(1, 1, 2), *table.draft(2, 1, 2)}) == 6
+
+
 def _driver() -> BackendDriver:
     return BackendDriver(native.load(SPEC, make_tensors(SPEC), options()))
 

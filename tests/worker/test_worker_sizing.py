@@ -113,15 +113,16 @@ def test_recurrent_states_take_their_share() -> None:
     state = spec.state_bytes
     free = config(max_num_seqs=8, max_model_len=320, kv_memory=GIB)
     plan = plan_cache(free, spec, "float32", GIB)
-    assert (plan.max_num_seqs, plan.snapshots, plan.states) == (8, 16, 32)
-    assert any("8 sequences at once and 16 beginnings" in note for note in plan.notes)
+    assert (plan.max_num_seqs, plan.snapshots, plan.draft_states) == (8, 16, 32)
+    assert plan.states == 2 * 8 + 16 + 32
+    assert any("8 sequences at once, 16 beginnings of prompts and 32 drafts" in note for note in plan.notes)
     plan = plan_cache(config(max_num_seqs=8, kv_memory=24 * state), spec, "float32", GIB)
-    assert (plan.max_num_seqs, plan.snapshots) == (3, 6)
+    assert (plan.max_num_seqs, plan.snapshots, plan.draft_states) == (3, 6, 1)
     off = config(max_num_seqs=8, kv_memory=24 * state, prefix_caching=False)
     plan = plan_cache(off, spec, "float32", GIB)
-    assert (plan.max_num_seqs, plan.snapshots, plan.states) == (6, 0, 12)
+    assert (plan.max_num_seqs, plan.snapshots, plan.states) == (6, 0, 13)
     plan = plan_cache(config(kv_memory=6 * state), spec, "float32", GIB)
-    assert (plan.max_num_seqs, plan.snapshots) == (1, 1)
+    assert (plan.max_num_seqs, plan.snapshots, plan.draft_states) == (1, 1, 0)
     assert plan_cache(config(), SPEC, "float32", GIB).states == 2 * 256
 
 
@@ -137,6 +138,7 @@ def test_an_engine_in_anothers_place_chooses_the_same(memory: int | None) -> Non
         max_num_seqs=40,
         recurrent_sequences=plan.max_num_seqs,
         recurrent_snapshots=plan.snapshots,
+        recurrent_drafts=plan.draft_states,
     )
     other = plan_cache(again, spec, "float32", GIB // 2)
     assert (other.num_blocks, other.states, other.max_num_seqs) == (

@@ -235,7 +235,8 @@ class StepInputs:
             writes a state that another row writes. A failed step leaves every state that a row
             reads unchanged.
         snapshots: int32 [N, 3]: row, token count, and the additional state written after that many
-            of the row's tokens; ascending by row and token count.
+            of the row's tokens, as it is behind each draft but the last; ascending by row, then
+            not descending by token count.
         slice: layers computed for the last row; None: all. Other rows always compute all layers.
         skip: int32, ascending: layers that are left out, of a step that drafts: x passes them
             unchanged, and they write no K and V; the number of layers stands for the last norm. Not

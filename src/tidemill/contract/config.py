@@ -72,8 +72,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ``avxvnni``, ``avx2``, ``i8mm``, ``neon``, ``portable``); None: the best there is.
         packed_cache: folder where weights are kept as they were packed, for the next start;
             ``auto`` is `tidemill/packed` under the user's cache directory, ``off`` is nowhere.
-        recurrent_sequences, recurrent_snapshots: of a recurrent model, sequences that have states
-            and snapshots of states, for which memory is taken beside `kv_memory`; None: part of
+        recurrent_sequences, recurrent_snapshots, recurrent_drafts: of a recurrent model, sequences
+            that have states, snapshots of states and drafts of a step, for which memory is taken beside `kv_memory`; None: part of
             the cache's memory, chosen. Set where an engine takes another's place.
     """
 
@@ -101,6 +101,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     packed_cache: str = "auto"
     recurrent_sequences: int | None = None
     recurrent_snapshots: int | None = None
+    recurrent_drafts: int | None = None
 
     def validate(self) -> EngineConfig:
         """Return self if every setting is known and in range.

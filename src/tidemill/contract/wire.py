@@ -56,8 +56,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         kv_bytes, weight_bytes: bytes held.
         max_num_seqs, max_step_tokens: scheduler bounds.
         prefix_caching: whether finished blocks are found again.
-        recurrent_sequences, recurrent_snapshots: of a recurrent model, how many sequences have
-            states, and how many snapshots of states there are.
+        recurrent_sequences, recurrent_snapshots, recurrent_drafts: of a recurrent model, how many
+            sequences have states, how many snapshots of states there are, and how many drafts a
+            step may verify.
         eos_token_ids: end tokens of the model.
         notes: human-readable lines: what was chosen and why.
         identity: digest of the weights and of how they compute; engines of equal identity (and
@@ -100,6 +101,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True
     recurrent_sequences: int | None = None
     recurrent_snapshots: int | None = None
+    recurrent_drafts: int | None = None
     whole_prompts: bool = False
     files: tuple[OpenedFile, ...] = ()
     reserved_blocks: int = 0

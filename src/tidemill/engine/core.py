@@ -804,6 +804,7 @@ def make_scheduler(
         layers=opened.sliced_layers,
         speculation=info.speculation,
         drafters=info.drafters,
+        draft_states=info.recurrent_drafts,
         always_draft=always_draft,
     )
     return Scheduler(

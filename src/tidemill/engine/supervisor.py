@@ -652,6 +652,7 @@ def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
         kv_memory=info.num_blocks * info.block_size * info.kv_bytes_per_token,
         recurrent_sequences=info.recurrent_sequences,
         recurrent_snapshots=info.recurrent_snapshots,
+        recurrent_drafts=info.recurrent_drafts,
         threads=info.threads,
         isa=info.isa if info.backend == "native" else config.isa,
     )

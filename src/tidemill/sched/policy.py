@@ -94,6 +94,7 @@ class Limits:
         speculation: what drafts where a request does not say it
             (`contract.speculation.BY_REQUEST`); None: the executor verifies no drafts.
         drafters: the executor's.
+        draft_states: drafts that a step may verify; None: any number.
         always_draft: verify whatever is proposed, whether it pays or not.
     """
 
@@ -109,6 +110,7 @@ class Limits:
     generates: bool = True
     speculation: str | None = None
     drafters: tuple[str, ...] = (LOOKUP,)
+    draft_states: int | None = None
     always_draft: bool = False
 
 

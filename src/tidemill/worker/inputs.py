@@ -75,6 +75,8 @@ class InputBuilder:
         block_size: tokens per KV block.
         slots: initial capacity in sequences; it grows.
         states: of a recurrent model, how many sequences may hold states; 0 for other models.
+        snapshots, draft_states: of a recurrent model, how many snapshots of states there are, and
+            how many drafts a step may verify.
         layers: of the model.
         soft_prompts: float32 [vectors, hidden_size] of each prompt adapter in memory, by
             `Row.adapter_slot`.
@@ -89,12 +91,14 @@ class InputBuilder:
         states: int = 0,
         layers: int = 0,
         soft_prompts: Mapping[int, Float32] | None = None,
+        snapshots: int = 0,
+        draft_states: int = 0,
     ) -> None:
         self._layers = layers
         self._soft_prompts = {} if soft_prompts is None else soft_prompts
         self.sequences = SequenceSlots(groups, max_len, block_size, slots)
         self._groups = groups
-        self._states = StateTable(states) if states else None
+        self._states = StateTable(states, snapshots, draft_states) if states else None
         self._block_size = block_size
         self._last: tuple[int, dict[int, int]] = (-1, {})
 
@@ -231,6 +235,7 @@ class InputBuilder:
         target_ids, target_logprobs = self._targets(slots, counts, token_slot, position, logits)
         sampling, sampled_at = sampled
         width = max(1, int(seqs.table_len[slots].max(initial=0)))
+        states, snapshots = self._advance_states(rows)
         self._last = (plan.step_id, {row.seq_id: i for i, row in enumerate(rows)})
         return StepInputs(
             step_id=plan.step_id,
@@ -245,30 +250,28 @@ class InputBuilder:
             target_logprobs=target_logprobs,
             copies=self._copies(plan),
             sampling=self._sampling(slots[sampling], sampled_at, future[sampling]),
-            states=self._advance_states(rows),
-            snapshots=self._snapshots(rows),
+            states=states,
+            snapshots=snapshots,
             slice=_slice_of(rows[-1]) if rows else None,
         )
 
-    def _advance_states(self, rows: list[Row]) -> Int32:
-        pairs = []
-        if self._states is not None:
-            advance = self._states.advance
-            pairs = [
-                advance(row.seq_id, row.start, row.start + row.count, row.state_from, row.fork_of)
-                for row in rows
-            ]
-        return np.array(pairs, np.int32).reshape(-1, 2)
-
-    def _snapshots(self, rows: list[Row]) -> Int32:
-        found = []
-        if self._states is not None:
+    def _advance_states(self, rows: list[Row]) -> tuple[Int32, Int32]:
+        """`StepInputs.states` and `StepInputs.snapshots`."""
+        pairs, kept = [], []
+        if (table := self._states) is not None:
             for i, row in enumerate(rows):
+                end = row.start + row.count
+                read, to = table.advance(row.seq_id, row.start, end, row.state_from, row.fork_of)
                 for position, number in row.snapshots:
                     # A row computed in parts has those of all of it.
-                    if row.start < position <= row.start + row.count:
-                        found.append((i, position - row.start, self._states.snapshot(number)))
-        return np.array(found, np.int32).reshape(-1, 3)
+                    if row.start < position <= end:
+                        kept.append((i, position - row.start, table.snapshot(number)))
+                if row.draft_token_ids:
+                    behind = [to, *table.draft(row.seq_id, end, len(row.draft_token_ids))]
+                    to = behind.pop()
+                    kept += [(i, row.count + n, state) for n, state in enumerate(behind)]
+                pairs.append((read, to))
+        return np.array(pairs, np.int32).reshape(-1, 2), np.array(kept, np.int32).reshape(-1, 3)
 
     def _fill_futures(
         self, rows: list[Row], token_ids: Int32, row_start: Int32
@@ -392,6 +395,11 @@ class InputBuilder:
         slots, ends = slots[good], ends[good]
         seqs.tokens[slots, ends] = sampled[good]
         seqs.length[slots] = ends + 1  # of a row's positions the last one counts
+        if self._states is not None and step.inputs.drafts is not None:
+            reached = np.bincount(step.sampling[sampled >= 0], minlength=len(step.rows))
+            for row, count in zip(step.rows, reached.tolist(), strict=True):
+                computed = row.start + row.count + max(0, count - 1)
+                self._states.settle(row.seq_id, computed)
 
     def undo(self, step: PreparedStep) -> None:
         """Undo what `prepare` applied for a failed step; the newest step is undone first.
@@ -405,6 +413,8 @@ class InputBuilder:
         ):
             if seqs.seq_id[slot] == row.seq_id:
                 seqs.truncate_blocks(slot, min(before, int(seqs.table_len[slot])))
+            if self._states is not None:
+                self._states.settle(row.seq_id, row.start)
         self.forget_new(step.plan)
 
     def forget_new(self, plan: StepPlan) -> None:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 
 _NO_DRAFTS = (
-    "no speculation: models that keep a state per sequence, and models that transformers runs, "
-    "verify no drafts"
+    "no speculation: models that transformers runs verify no drafts, and neither do models with "
+    "recurrent layers whose cache has no memory for a state per draft"
 )
 _NO_PREFIXES = (
     "prefix caching: off, since the cache has no memory to keep states of this model's recurrent "
@@ -152,6 +152,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         drafters[DRAFT].limit_cache(cache.num_blocks)
     foreign = spec.foreign
     kept = cache.snapshots > 0 or not spec.state_bytes
+    verifies = backend.verifies_drafts and (cache.draft_states > 0 or not spec.state_bytes)
     prefix_caching = config.prefix_caching and kept and spec.causal
     memory = backend.memory()
     quantization = stored_quantization(config, files)
@@ -164,7 +165,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         *lost,
         *([narrowed] if narrowed else []),
         *getattr(backend, "notes", ()),
-        *([] if backend.verifies_drafts or config.speculate == OFF else [_NO_DRAFTS]),
+        *([] if verifies or config.speculate == OFF else [_NO_DRAFTS]),
         *cache.notes,
         *([_NO_SHARING if foreign else _NO_PREFIXES] if config.prefix_caching and not kept else []),
     )
@@ -204,12 +205,13 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         generates=spec.generates,
         recurrent_sequences=cache.max_num_seqs if spec.state_bytes else None,
         recurrent_snapshots=cache.snapshots if spec.state_bytes else None,
+        recurrent_drafts=cache.draft_states if spec.state_bytes else None,
         whole_prompts=whole,
         eos_token_ids=eos,
         notes=notes,
         identity=identity,
-        speculation=speculation.default if backend.verifies_drafts else None,
-        drafters=speculation.drafters if backend.verifies_drafts else (),
+        speculation=speculation.default if verifies else None,
+        drafters=speculation.drafters if verifies else (),
         family=spec.family,
         parameters=spec.parameters() if foreign is None else 0,
     )
@@ -221,8 +223,10 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         states=cache.max_num_seqs if spec.state_bytes else 0,
         drafters=drafters,
         adapters=AdapterLoader(backend, config),
+        snapshots=cache.snapshots,
+        draft_states=cache.draft_states,
     )
-    if backend.verifies_drafts and {SKIP, MEDUSA} & {*speculation.drafters}:
+    if verifies and {SKIP, MEDUSA} & {*speculation.drafters}:
         from tidemill.worker.speculate.opening import load_medusa, load_skip
 
         load = load_skip if SKIP in speculation.drafters else load_medusa

@@ -120,6 +120,7 @@ class Runner:
         drafters: those that hold memory of their own, by name; closed with it.
         adapters: reads adapters of the model; None: it has none.
         mover: moves blocks to tiers below the backend's cache and back; None: there are none.
+        snapshots, draft_states: see `InputBuilder`.
     """
 
     def __init__(
@@ -132,6 +133,8 @@ class Runner:
         drafters: Mapping[str, LoadedDrafter] | None = None,
         adapters: AdapterLoader | None = None,
         mover: Mover | None = None,
+        snapshots: int = 0,
+        draft_states: int = 0,
     ) -> None:
         self.backend = backend
         self.mover = mover
@@ -142,7 +145,9 @@ class Runner:
         spec, size = backend.spec, backend.options.block_size
         layers = len(spec.layers)
         soft_prompts = None if adapters is None else adapters.soft_prompts
-        self.inputs = InputBuilder(groups, max_len, size, slots, states, layers, soft_prompts)
+        self.inputs = InputBuilder(
+            groups, max_len, size, slots, states, layers, soft_prompts, snapshots, draft_states
+        )
         self._steps: dict[int, PreparedStep] = {}
         self._loaded = dict(drafters or {})
         self._own: dict[str, Callable[[], Drafter]] = {}

@@ -26,6 +26,9 @@ FULL_CONTEXTS = 4
 # At most this share of the cache's memory is theirs; sequences beyond that wait.
 SNAPSHOTS_PER_SEQUENCE = 2
 STATE_SHARE = 0.5
+# A draft that is verified has a state of its own, until it is known whether it came true.
+DRAFT_STATES = 32
+DRAFT_STATE_SHARE = 1 / 16
 
 
 def reserve(needs: MemoryNeeds, config: EngineConfig) -> int:
@@ -62,6 +65,7 @@ class CachePlan:
         max_model_len: positions a request may use.
         max_num_seqs: sequences that may run at once.
         snapshots: of a recurrent model, states that can be kept for later prompts.
+        draft_states: of a recurrent model, drafts that a step may verify.
         notes: what was chosen and why, a line each.
     """
 
@@ -70,12 +74,13 @@ class CachePlan:
     max_model_len: int
     max_num_seqs: int
     snapshots: int
+    draft_states: int
     notes: tuple[str, ...]
 
     @property
     def states(self) -> int:
         """Recurrent states in all."""
-        return STATES_PER_SEQUENCE * self.max_num_seqs + self.snapshots
+        return STATES_PER_SEQUENCE * self.max_num_seqs + self.snapshots + self.draft_states
 
 
 def check_cache_setting(kv_memory: int | None, total: int) -> None:
@@ -125,8 +130,8 @@ def plan_cache(
     else:
         budget = int(max(0, free - reserve) * CACHE_SHARE)
         why = f"{CACHE_SHARE:.0%} of the {free / _GIB:.1f} GiB free less a reserve"
-    sequences, snapshots = _states(config, spec, budget)
-    state_bytes = (STATES_PER_SEQUENCE * sequences + snapshots) * spec.state_bytes
+    sequences, snapshots, drafts = _states(config, spec, budget)
+    state_bytes = (STATES_PER_SEQUENCE * sequences + snapshots + drafts) * spec.state_bytes
     if config.recurrent_sequences is None:
         budget -= state_bytes
     blocks = budget // per_block
@@ -148,8 +153,8 @@ def plan_cache(
     ]
     if state_bytes and spec.foreign is None:
         notes.append(
-            f"recurrent states: {state_bytes / _GIB:.2f} GiB, for {sequences} sequences at once "
-            f"and {snapshots} beginnings of prompts"
+            f"recurrent states: {state_bytes / _GIB:.2f} GiB, for {sequences} sequences at once, "
+            f"{snapshots} beginnings of prompts and {drafts} drafts of a step"
         )
     if capacity < wanted:
         if config.max_model_len is not None:
@@ -167,7 +172,13 @@ def plan_cache(
         notes.append(f"context: {wanted} tokens, {whose}")
     reserved = max(blocks, min(useful, (config.kv_reserve or 0) // per_block))
     return CachePlan(
-        int(blocks), int(reserved), min(wanted, capacity), sequences, snapshots, tuple(notes)
+        int(blocks),
+        int(reserved),
+        min(wanted, capacity),
+        sequences,
+        snapshots,
+        drafts,
+        tuple(notes),
     )
 
 
@@ -184,22 +195,24 @@ def _whose(spec: DecoderSpec) -> str:
     return "the model's"
 
 
-def _states(config: EngineConfig, spec: DecoderSpec, budget: int) -> tuple[int, int]:
-    """Sequences that run at once, and snapshots.
+def _states(config: EngineConfig, spec: DecoderSpec, budget: int) -> tuple[int, int, int]:
+    """Sequences that run at once, snapshots, and drafts of a step.
 
     As many sequences as are set, of a recurrent model fewer where states would take more than their
     share of the memory. At least one, for which blocks may then be too few.
     """
     if not spec.state_bytes:
-        return config.max_num_seqs, 0
+        return config.max_num_seqs, 0, 0
     if config.recurrent_sequences is not None:
-        return config.recurrent_sequences, config.recurrent_snapshots or 0
+        snapshots, drafts = config.recurrent_snapshots or 0, config.recurrent_drafts or 0
+        return config.recurrent_sequences, snapshots, drafts
     keeps = config.prefix_caching and spec.foreign is None
     each = SNAPSHOTS_PER_SEQUENCE if keeps else 0
     fitting = int(budget * STATE_SHARE) // spec.state_bytes
     sequences = max(1, min(config.max_num_seqs, fitting // (STATES_PER_SEQUENCE + each)))
     spare = max(0, fitting - STATES_PER_SEQUENCE * sequences)
-    return sequences, min(spare, each * sequences)
+    drafts = min(DRAFT_STATES, int(budget * DRAFT_STATE_SHARE) // spec.state_bytes)
+    return sequences, min(spare, each * sequences), drafts if spec.foreign is None else 0
 
 
 def _useful_blocks(config: EngineConfig, wanted: int) -> tuple[int, str]:

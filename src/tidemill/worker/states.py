@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 EMPTY = -1
 STATES_PER_SEQUENCE = 2
+
+
+@dataclass(slots=True)
+class _Held:
+    """States of a sequence: two, and between a row with drafts and its result one per draft.
+
+    Attributes:
+        states: their indices.
+        covers: how many tokens each covers.
+    """
+
+    states: list[int]
+    covers: list[int]
+
+    def forget(self) -> None:
+        """No state covers anything any more."""
+        self.covers = [EMPTY] * len(self.states)
 
 
 class StateTable:
@@ -12,20 +31,26 @@ class StateTable:
     A failed step leaves the state it read intact, so nothing has to be undone: a row repeated at an
     earlier position finds the state that covers it.
 
-    Snapshots are stored after the sequences' states; the scheduler numbers them from 0.
+    A row that verifies drafts writes a state behind its known tokens and one behind each draft.
+    When it is known how many came true, the state behind those is kept.
+
+    Of the states, the sequences' come first, then snapshots, which the scheduler numbers from 0,
+    then those behind drafts.
 
     Args:
         sequences: how many may hold states at once.
+        snapshots: how many there are.
+        drafts: how many drafts may be verified at once.
     """
 
-    def __init__(self, sequences: int) -> None:
-        self._snapshots = STATES_PER_SEQUENCE * sequences
-        self._free = list(range(sequences - 1, -1, -1))
-        self._pair: dict[int, int] = {}
-        self._covers: dict[int, list[int]] = {}
+    def __init__(self, sequences: int, snapshots: int = 0, drafts: int = 0) -> None:
+        first = self._snapshots = STATES_PER_SEQUENCE * sequences
+        self._free = [[n, n + 1] for n in range(first - STATES_PER_SEQUENCE, -1, -2)]
+        self._spare = list(range(first + snapshots, first + snapshots + drafts))
+        self._held: dict[int, _Held] = {}
 
     def __len__(self) -> int:
-        return len(self._pair)
+        return len(self._held)
 
     def snapshot(self, number: int) -> int:
         """The state index of a snapshot."""
@@ -42,33 +67,61 @@ class StateTable:
             RuntimeError: no state covers what stands before the row, or too many sequences run (a
                 defect of ours).
         """
-        if seq_id not in self._pair:
+        if seq_id not in self._held:
             if not self._free:
                 raise RuntimeError("more sequences run than there are recurrent states")
-            self._pair[seq_id] = self._free.pop()
-            self._covers[seq_id] = [EMPTY, EMPTY]
-        first, covers = STATES_PER_SEQUENCE * self._pair[seq_id], self._covers[seq_id]
+            self._held[seq_id] = _Held(self._free.pop(), [EMPTY, EMPTY])
+        self.settle(seq_id, start)
+        held = self._held[seq_id]
+        if start and start in held.covers:
+            read = held.covers.index(start)
+            held.covers[1 - read] = end
+            return held.states[read], held.states[1 - read]
+        held.forget()
         if start == 0:
-            covers[:] = [end, EMPTY]
-            return EMPTY, first
-        if start not in covers and source != EMPTY:
-            covers[:] = [end, EMPTY]
-            return self.snapshot(source), first
-        if start not in covers and fork_of != EMPTY:
+            read = EMPTY
+        elif source != EMPTY:
+            read = self.snapshot(source)
+        elif fork_of != EMPTY:
             # Whether the other sequence's row stands before or after this one: it keeps what it
             # reads.
-            read = STATES_PER_SEQUENCE * self._pair[fork_of] + self._covers[fork_of].index(start)
-            covers[:] = [end, EMPTY]
-            return read, first
-        if start not in covers:
+            of = self._held[fork_of]
+            read = of.states[of.covers.index(start)]
+        else:
             raise RuntimeError(f"no recurrent state of sequence {seq_id} covers {start} tokens")
-        read = covers.index(start)
-        covers[1 - read] = end
-        return first + read, first + 1 - read
+        held.covers[0] = end
+        return read, held.states[0]
+
+    def draft(self, seq_id: int, end: int, count: int) -> list[int]:
+        """The states written behind each of a row's drafts, which follow its known tokens up to
+        position `end`.
+
+        Raises:
+            RuntimeError: there are not that many (a defect of ours).
+        """
+        if count > len(self._spare):
+            raise RuntimeError("more drafts are verified than there are recurrent states")
+        taken = [self._spare.pop() for _ in range(count)]
+        held = self._held[seq_id]
+        held.states += taken
+        held.covers += range(end + 1, end + 1 + count)
+        return taken
+
+    def settle(self, seq_id: int, position: int) -> None:
+        """What comes next starts at this position: the state that covers it is kept with one other.
+        A sequence without states is ignored."""
+        held = self._held.get(seq_id)
+        if held is None or len(held.states) == STATES_PER_SEQUENCE:
+            return
+        kept = held.covers.index(position) if position in held.covers else 0
+        order = [kept, *(i for i in range(len(held.states)) if i != kept)]
+        states, covers = [held.states[i] for i in order], [held.covers[i] for i in order]
+        held.states, held.covers = states[:STATES_PER_SEQUENCE], covers[:STATES_PER_SEQUENCE]
+        self._spare += states[STATES_PER_SEQUENCE:]
 
     def release(self, seq_id: int) -> None:
         """The sequence's states are free; one that has none is ignored."""
-        pair = self._pair.pop(seq_id, None)
-        if pair is not None:
-            del self._covers[seq_id]
-            self._free.append(pair)
+        held = self._held.pop(seq_id, None)
+        if held is not None:
+            self._free.append(held.states[:STATES_PER_SEQUENCE])
+            self._spare += held.states[STATES_PER_SEQUENCE:]

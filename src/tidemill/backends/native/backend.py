@@ -109,7 +109,7 @@ class NativeBackend:
         check_tensors(spec, tensors)
         self.spec = spec
         self.options = options
-        self.verifies_drafts = spec.causal and not spec.state_bytes
+        self.verifies_drafts = spec.causal
         self._core = _core.Executor(options.threads, options.isa or "", options.dtype == "float32")
         self._packed = packed
         self._kv_dtype = options.kv_dtype

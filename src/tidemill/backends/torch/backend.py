@@ -79,7 +79,7 @@ class TorchBackend:
         self._cache: PagedCache | None = None
         self._states = recurrent.States(spec, 0, str(self._device))
         self._steps = StepThread(self._compute, lambda: spec.vocab_size)
-        self.verifies_drafts = spec.causal and not spec.state_bytes
+        self.verifies_drafts = spec.causal
         self._progress = 0
 
     def _load(self, name: str, tensor: RawTensor) -> torch.Tensor:
@@ -453,7 +453,7 @@ class TorchBackend:
             for begin, end, states in zip(starts, starts[1:], inputs.states.tolist(), strict=False)
         ]
         for row, count, state in inputs.snapshots.tolist():
-            rows[row].snapshots[count] = state
+            rows[row].snapshots.setdefault(count, []).append(state)
         return recurrent.mix(
             index,
             mixer,

@@ -40,13 +40,13 @@ class States:
 @dataclass(slots=True)
 class Row:
     """Tokens begin .. end - 1 of a step, with the state read (-1: empty) and the state written.
-    `snapshots` maps a token count to the additional state written after that many tokens."""
+    `snapshots` maps a token count to the additional states written after that many tokens."""
 
     begin: int
     end: int
     read: int
     write: int
-    snapshots: dict[int, int] = field(default_factory=dict)
+    snapshots: dict[int, list[int]] = field(default_factory=dict)
 
 
 def mix(
@@ -98,9 +98,9 @@ def mix(
             if mixer.skip:
                 found = found + weights["skip"].float()[:, None] * v[i]
             out[t] = found.flatten()
-            if i + 1 in row.snapshots:
-                matrix[row.snapshots[i + 1]] = state
-                tail[row.snapshots[i + 1]] = seen[i + 1 : i + 1 + kept]
+            for number in row.snapshots.get(i + 1, ()):
+                matrix[number] = state
+                tail[number] = seen[i + 1 : i + 1 + kept]
         matrix[row.write] = state
         tail[row.write] = seen[len(seen) - kept :]
     return linear(_gate(mixer, out, z, weights, eps).to(x.dtype), "out")

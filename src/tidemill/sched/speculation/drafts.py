@@ -36,6 +36,8 @@ def choose(state: State, builder: PlanBuilder, streams: list[Sequence]) -> None:
                 state.limits, cost.bound(load), urgent=False, competing=False, brief=False
             )
             most = cost.longest_chunk(load, int(load.reach) // len(streams), most, seconds)
+    if state.limits.draft_states is not None:
+        most = min(most, state.limits.draft_states)
     builder.drafts = max(0, most)
     builder.chosen = controller.choose(streams, builder.drafts)
 
@@ -59,6 +61,10 @@ def drafts_of(
     most = min(chosen, builder.drafts, seq.max_len - len(seq.tokens) - 1)
     if seq.lease.needed(start + most) > state.memory.num_free:
         most = min(most, seq.lease.capacity - start)
+    if state.memory.snapshots is not None:
+        # The state at a block's end is kept for later prompts: a row's known tokens end there.
+        size = state.memory.block_size
+        most = min(most, size - 1 - start % size)
     drafts = seq.drafts[: max(0, most)]
     for i, token in enumerate(drafts):
         if token in seq.stop_ids:
