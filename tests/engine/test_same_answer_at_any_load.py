@@ -127,7 +127,7 @@ CONDITIONS: dict[str, dict[str, object]] = {
     "speculating-few-states": {"speculate": "lookup", "draft_states": 3},
     "speculating-preempted": {"speculate": "lookup", "num_blocks": 24, "max_step_tokens": 64},
     "well-speculating": {"speculate": "lookup"},
-    "well-speculating-preempted": {"speculate": "lookup", "num_blocks": 24, "threads": 2},
+    "well-speculating-preempted": {"speculate": "lookup", "num_blocks": 18, "threads": 2},
 }
 
 

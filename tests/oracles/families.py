@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from helpers.backend_driver import BackendDriver, options
+from helpers.backend_driver import BackendDriver, options, sampling_inputs
 from helpers.family_cases import Case, make_case
 from helpers.references import prompt, reference_greedy, reference_logits
 
@@ -33,16 +33,19 @@ class Outcome:
         error: largest difference of a logit, over the logits' standard deviation.
         tokens: greedy tokens that agree with transformers', of all that were asked for.
         asked: how many those are.
+        verified: steps that verify drafts gave the same tokens; of models with a state per
+            sequence, else not tried.
     """
 
     error: float
     tokens: int
     asked: int
+    verified: bool = True
 
     @property
     def good(self) -> bool:
         """Whether it counts as the same model."""
-        return self.error <= TOLERANCE and self.tokens == self.asked
+        return self.error <= TOLERANCE and self.tokens == self.asked and self.verified
 
 
 def compare(case: Case, folder: Path) -> dict[str, Outcome]:
@@ -78,4 +81,35 @@ def _run(driver: BackendDriver, text: list[int], prompts: list[list[int]], logit
         for mine, theirs in zip(made, greedy, strict=True)
         for a, b in zip(mine, theirs, strict=True)
     )
-    return Outcome(error, agree, len(prompts) * GREEDY_TOKENS)
+    verified = not driver.backend.spec.state_bytes or _verifies(driver, prompts, made)
+    return Outcome(error, agree, len(prompts) * GREEDY_TOKENS, verified)
+
+
+def _verifies(driver: BackendDriver, prompts: list[list[int]], made: list[list[int]]) -> bool:
+    """Whether steps with 5 drafts for each prompt, of which 0 to 5 are right, sample the same."""
+    sequences = [driver.sequence(p) for p in prompts]
+    driver.run([(s, len(s.tokens) - 1) for s in sequences])
+    vocab, asked = driver.backend.spec.vocab_size, len(made[0])
+    for step in range(asked):
+        rows, drafts = [], []
+        for i, (sequence, prompt) in enumerate(zip(sequences, prompts, strict=True)):
+            at, right = len(sequence.tokens) - len(prompt), (step + i) % 6
+            coming = made[i][at : at + 5]
+            coming[right:] = [(token + 1) % vocab for token in coming[right:]]
+            sequence.tokens += coming
+            rows.append((sequence, 1 + len(coming)))
+            drafts.append(len(coming))
+        sampling = sampling_inputs(sum(drafts) + len(rows))
+        sampled = driver.run(rows, sample=True, sampling=sampling, drafts=drafts).sampled.tolist()
+        for sequence, count in zip(sequences, drafts, strict=True):
+            mine, sampled = sampled[: count + 1], sampled[count + 1 :]
+            accepted = [token for token in mine if token >= 0]
+            del sequence.tokens[len(sequence.tokens) - count :]
+            sequence.computed = len(sequence.tokens) + len(accepted) - 1
+            sequence.tokens += accepted
+        if all(len(s.tokens) - len(p) > asked for s, p in zip(sequences, prompts, strict=True)):
+            break
+    return all(
+        sequence.tokens[len(prompt) :][:asked] == tokens
+        for sequence, prompt, tokens in zip(sequences, prompts, made, strict=True)
+    )

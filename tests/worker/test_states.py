@@ -96,7 +96,7 @@ def test_a_step_run_twice_gives_the_same() -> None:
     [
         ([[0, 0]], 4, "reads 0 and writes 0"),
         ([[-1, 1]], 4, "reads -1 and writes 1"),
-        ([[0, 99]], 4, "writes 99"),
+        ([[0, 999]], 4, "writes 999"),
         ([[0, 1]], 0, "reads 0"),
         ([[1, 0]], 4, "covers -1 tokens, not 4"),
         ([[0, 1]], 5, "covers 4 tokens, not 5"),

@@ -115,7 +115,9 @@ def test_recurrent_states_take_their_share() -> None:
     plan = plan_cache(free, spec, "float32", GIB)
     assert (plan.max_num_seqs, plan.snapshots, plan.draft_states) == (8, 16, 32)
     assert plan.states == 2 * 8 + 16 + 32
-    assert any("8 sequences at once, 16 beginnings of prompts and 32 drafts" in note for note in plan.notes)
+    assert any(
+        "8 sequences at once, 16 beginnings of prompts and 32 drafts" in note for note in plan.notes
+    )
     plan = plan_cache(config(max_num_seqs=8, kv_memory=24 * state), spec, "float32", GIB)
     assert (plan.max_num_seqs, plan.snapshots, plan.draft_states) == (3, 6, 1)
     off = config(max_num_seqs=8, kv_memory=24 * state, prefix_caching=False)

@@ -73,8 +73,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         packed_cache: folder where weights are kept as they were packed, for the next start;
             ``auto`` is `tidemill/packed` under the user's cache directory, ``off`` is nowhere.
         recurrent_sequences, recurrent_snapshots, recurrent_drafts: of a recurrent model, sequences
-            that have states, snapshots of states and drafts of a step, for which memory is taken beside `kv_memory`; None: part of
-            the cache's memory, chosen. Set where an engine takes another's place.
+            that have states, snapshots of states and drafts of a step, for which memory is taken
+            beside `kv_memory`; None: part of the cache's memory, chosen. Set where an engine takes
+            another's place.
     """
 
     model: str

@@ -123,8 +123,6 @@ class StepThread:
             raise TidemillError(
                 ErrorKind.INTERNAL, "the backend computes all layers of a row at once"
             )
-        if inputs.drafts is not None and inputs.states.size:
-            raise TidemillError(ErrorKind.INTERNAL, "no state is kept per draft of a row")
         self._in_flight = [h for h in self._in_flight if not h.done()]
         if len(self._in_flight) >= _MAX_IN_FLIGHT:
             raise TidemillError(ErrorKind.INTERNAL, "two steps are in flight already")

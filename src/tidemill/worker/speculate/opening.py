@@ -67,7 +67,7 @@ def open_draft(config: EngineConfig, target: Opened) -> Draft | None:
         TidemillError: CONFIG for a model that cannot draft for this one; else as `open_files`.
     """
     setting, spec = read_setting(config.speculate), target.files.spec
-    if DRAFT not in setting.drafters or spec.foreign is not None or spec.state_bytes:
+    if DRAFT not in setting.drafters or spec.foreign is not None:
         return None
     with _of_setting("the draft model"):
         files = open_model(setting.file, target.backend)
