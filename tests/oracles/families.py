@@ -92,8 +92,8 @@ def _verifies(driver: BackendDriver, prompts: list[list[int]], made: list[list[i
     vocab, asked = driver.backend.spec.vocab_size, len(made[0])
     for step in range(asked):
         rows, drafts = [], []
-        for i, (sequence, prompt) in enumerate(zip(sequences, prompts, strict=True)):
-            at, right = len(sequence.tokens) - len(prompt), (step + i) % 6
+        for i, (sequence, begun) in enumerate(zip(sequences, prompts, strict=True)):
+            at, right = len(sequence.tokens) - len(begun), (step + i) % 6
             coming = made[i][at : at + 5]
             coming[right:] = [(token + 1) % vocab for token in coming[right:]]
             sequence.tokens += coming
@@ -110,6 +110,6 @@ def _verifies(driver: BackendDriver, prompts: list[list[int]], made: list[list[i
         if all(len(s.tokens) - len(p) > asked for s, p in zip(sequences, prompts, strict=True)):
             break
     return all(
-        sequence.tokens[len(prompt) :][:asked] == tokens
-        for sequence, prompt, tokens in zip(sequences, prompts, made, strict=True)
+        sequence.tokens[len(begun) :][:asked] == tokens
+        for sequence, begun, tokens in zip(sequences, prompts, made, strict=True)
     )
