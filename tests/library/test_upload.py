@@ -12,8 +12,10 @@ from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.library.catalog import Library
 from tidemill.library.create import create
 from tidemill.library.definition.recipe import Recipe
+from tidemill.library.manifest import Definition
 from tidemill.library.progress import Reporter
 from tidemill.library.upload import Upload, digest_in
+from tidemill.loading.formats.gguf import MAGIC
 from tidemill.loading.locate import bundled_models
 
 CONTENT = b"tide" * 1000
@@ -101,6 +103,57 @@ def test_files_that_are_no_model(
     with pytest.raises(TidemillError, match=said) as caught:
         create("mine", Recipe(files=files), library)
     assert caught.value.kind is kind and library.names() == ()
+
+
+LORA = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
+
+
+def test_adapters_that_were_received(library: Library, tmp_path: Path) -> None:
+    received = {name: _send(library, content) for name, content in LORA.items()}
+    entry = create("pirate", Recipe("brook", adapter=received), library)
+    assert library.clean() == 0 and library.unfinished()[0] == 0, "they are the model's"
+    (path,) = library.resolve("pirate").definition.adapters
+    assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == LORA
+    plain = create("plain", Recipe("brook"), library)
+    assert entry.size == plain.size + sum(map(len, LORA.values())) and entry.digest != plain.digest
+
+    # What is made of it has them too, unless it has others.
+    create("second", Recipe("pirate"), library)
+    assert library.resolve("second").definition.adapters == (path,)
+    gguf = {name: _send(library, MAGIC + name.encode()) for name in ("a.gguf", "b.gguf")}
+    create("third", Recipe("pirate", adapter=gguf), library)
+    names = [Path(path).name for path in library.resolve("third").definition.adapters]
+    assert names == ["a.gguf", "b.gguf"]
+    own = Recipe("pirate", Definition(adapters=(str(tmp_path),)))
+    assert create("fourth", own, library).definition.adapters == (str(tmp_path),)
+    assert create("fifth", Recipe("fourth"), library).definition.adapters == (str(tmp_path),)
+    fourth = Recipe("fourth", adapter=received)
+    assert create("sixth", fourth, library).definition.adapters == (path,)
+
+    for name in ("pirate", "second", "sixth"):
+        assert Path(path).is_dir()
+        library.remove(name)
+    assert not Path(path).exists() and library.unfinished()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "said"),
+    [
+        ({"../x.gguf": DIGEST}, ErrorKind.BAD_REQUEST, "no name of a file"),
+        ({"x.gguf": "0" * 64}, ErrorKind.NOT_FOUND, "send it first"),
+        ({"x.gguf": DIGEST}, ErrorKind.BAD_REQUEST, "no GGUF file"),
+        ({"adapter_model.safetensors": DIGEST}, ErrorKind.BAD_REQUEST, "send adapter_config.json"),
+        ({"x.gguf": DIGEST, "x": DIGEST}, ErrorKind.BAD_REQUEST, "send adapter_config.json"),
+    ],
+)
+def test_files_that_are_no_adapter(
+    library: Library, files: dict[str, str], kind: ErrorKind, said: str
+) -> None:
+    _send(library, CONTENT)
+    with pytest.raises(TidemillError, match=said) as caught:
+        create("mine", Recipe("brook", adapter=files), library)
+    assert caught.value.kind is kind and caught.value.param == "adapters"
+    assert library.names() == ()
 
 
 def test_weights_that_are_written_anew(library: Library) -> None:

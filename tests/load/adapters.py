@@ -42,6 +42,7 @@ IN_MEMORY = 24
 TOKENS = 16
 PROMPTS = ("The river", "What is the capital of Spain?", "Once upon a time")
 STREAMS = 8
+MOST_KILLS = 25
 
 
 def write_adapters(folder: Path, count: int) -> list[str]:
@@ -131,8 +132,9 @@ async def alone(server: RealServer, names: list[str]) -> dict[tuple[str, str], s
 
 
 class Killer:
-    """Kills the server's engine every so many seconds, if it has answered since it was killed last:
-    a server gives up engines that die before they do anything. Use as a context manager."""
+    """Kills the server's engine every so many seconds, if it has answered since it was killed last,
+    and at most `MOST_KILLS` times: a server gives up engines that die before they do anything, or
+    more than 30 times in ten minutes (`engine/restarts.py`). Use as a context manager."""
 
     def __init__(self, server: RealServer, every: float) -> None:
         self.kills = 0
@@ -147,7 +149,7 @@ class Killer:
 
     def _run(self) -> None:
         while not self._ended.wait(self._every):
-            if self._answers < 64:
+            if self._answers < 64 or self.kills == MOST_KILLS:
                 continue
             try:
                 self._server.engine().send_signal(signal.SIGKILL)

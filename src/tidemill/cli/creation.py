@@ -59,7 +59,7 @@ def _recipe(asked: Creation) -> Recipe:
         chat_template=template,
         messages=tuple(dict(message) for message in asked.messages),
     )
-    return Recipe(asked.base, definition, asked.licence, notes, asked.files)
+    return Recipe(asked.base, definition, asked.licence, notes, asked.files, asked.adapter)
 
 
 def _quantized(kind: str) -> Rewrite:

@@ -306,10 +306,12 @@ def _open(model: ModelSettings, say: Say) -> Opening:
     from tidemill.loading.hub_name import with_options
     from tidemill.loading.kind import check_model
     from tidemill.server.host.engine_loader import Opening
+    from tidemill.server.host.made import Made
 
     found = locate(with_options(model.source, model.file, model.revision), say)
     check_model(found.path)
     definition = found.definition
+    made = Made(found.base, found.licence, definition.adapters, definition.max_model_len)
     own = {
         "quantize": definition.quantize,
         "max_model_len": definition.max_model_len,
@@ -323,11 +325,11 @@ def _open(model: ModelSettings, say: Say) -> Opening:
         "auto",
         "auto",
     ):
-        return Opening(config, load_text, definition.adapters)
+        return Opening(config, load_text, made)
     # These settings may be invalid: check them before the weights are loaded.
     with opened_files() as opened:
         checked = dataclasses.replace(load_text(), files=tuple(opened.values()))
-    return Opening(config, lambda: checked, definition.adapters)
+    return Opening(config, lambda: checked, made)
 
 
 def load_text_side(model: Located, settings: ModelSettings, say: Say) -> TextSide:

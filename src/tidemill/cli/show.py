@@ -92,7 +92,7 @@ def _library_facts(name: str) -> Table:
         ("parameters", ", ".join(f"{k} {v}" for k, v in defined.sampling.items())),
         ("context", f"{defined.max_model_len:,} tokens" if defined.max_model_len else ""),
         ("chat template", "of its own" if defined.chat_template is not None else ""),
-        ("adapters", ", ".join(defined.adapters)),
+        ("adapters", ", ".join((*defined.adapters, *(file.path for file in manifest.adapter)))),
         ("quantize", defined.quantize or ""),
     ]
     return _table((label, value) for label, value in rows if value)

@@ -35,16 +35,21 @@ class Entry:
         name: its canonical name.
         path: the folder or file to open.
         manifest: everything else about it.
+        adapters: paths of the adapters that were received with it.
     """
 
     name: str
     path: Path
     manifest: Manifest
+    adapters: tuple[str, ...] = ()
 
     @property
     def definition(self) -> Definition:
         """What it adds to its files."""
-        return self.manifest.definition
+        defined = self.manifest.definition
+        if not self.adapters:
+            return defined
+        return msgspec.structs.replace(defined, adapters=self.adapters)
 
     @property
     def digest(self) -> str:
@@ -148,7 +153,19 @@ class Library:
                 gone or has changed, or its manifest is damaged.
         """
         manifest = self.manifest(name)
-        return Entry(manifest.name, self.path(manifest), manifest)
+        return self._entry(manifest)
+
+    def _entry(self, manifest: Manifest) -> Entry:
+        return Entry(manifest.name, self.path(manifest), manifest, self._adapters(manifest))
+
+    def _adapters(self, manifest: Manifest) -> tuple[str, ...]:
+        """A GGUF file is an adapter of its own; other files are one folder."""
+        if not manifest.adapter:
+            return ()
+        view = self.blobs.view(manifest.adapter)
+        names = sorted(file.path for file in manifest.adapter)
+        files = tuple(str(view / name) for name in names if name.endswith(".gguf"))
+        return files or (str(view),)
 
     def path(self, manifest: Manifest) -> Path:
         """The folder or file to open for a manifest.
@@ -156,7 +173,7 @@ class Library:
         Raises:
             TidemillError: MODEL_FILE, if one of its files is gone or has changed.
         """
-        for file in manifest.files:
+        for file in manifest.stored:
             place = self.blobs.path(file.sha256) if file.at is None else Path(file.at)
             try:
                 status = os.stat(place)
@@ -204,12 +221,12 @@ class Library:
         if not manifest.created:
             manifest = msgspec.structs.replace(manifest, created=time.time())
         with self._locked():
-            path = self.path(manifest)  # makes the view
+            entry = self._entry(manifest)  # makes the views
             before = self._replaced(name)
             self._write(name, manifest)
             if before is not None:
                 self._collect(before)
-        return Entry(manifest.name, path, manifest)
+        return entry
 
     def check_free(self, name: ModelName, param: str = "name") -> None:
         """Raise CONFIG for a name that only the package may give: that of a bundled model."""
@@ -342,11 +359,11 @@ class Library:
                 yield manifest
 
     def _used(self) -> set[str]:
-        return {file.sha256 for m in self._all() for file in m.files if file.at is None}
+        return {file.sha256 for m in self._all() for file in m.stored if file.at is None}
 
     def _collect(self, removed: Manifest) -> int:
         """Remove what only a removed manifest used. Other blobs stay: a pull may have made them."""
-        mine = {file.sha256 for file in removed.files if file.at is None}
+        mine = {file.sha256 for file in removed.stored if file.at is None}
         try:
             freed = self.blobs.remove(mine - self._used())
             self._remove_views()
@@ -356,7 +373,10 @@ class Library:
 
     def _remove_views(self) -> None:
         self.blobs.remove_views(
-            self.blobs.view(manifest.files) for manifest in self._all() if manifest.root is None
+            self.blobs.view(files)
+            for manifest in self._all()
+            for files in (() if manifest.root else manifest.files, manifest.adapter)
+            if files
         )
 
     def _say_which(self, name: str) -> None:

@@ -14,13 +14,13 @@ from tidemill.base.errors import config_error
 from tidemill.library.blobs import digest_of
 from tidemill.library.catalog import Entry, Library
 from tidemill.library.definition.recipe import Recipe
-from tidemill.library.manifest import Manifest, StoredFile
+from tidemill.library.manifest import Definition, Manifest, StoredFile
 from tidemill.library.names import ModelName
 from tidemill.library.progress import OnProgress, Reporter
 from tidemill.library.pull import find_files
 from tidemill.library.pulling import Found, Pulling
 from tidemill.library.sources.local import pull_path
-from tidemill.library.upload import as_manifest, uploaded
+from tidemill.library.upload import as_manifest, uploaded, uploaded_adapter
 from tidemill.loading.locate import bundled_models
 
 Rewrite = Callable[[Path, Path, Reporter], None]
@@ -67,7 +67,10 @@ def create(
         if rewrite is not None:
             reporter.stage("quantizing")
             found = _rewritten(found, library, rewrite, reporter)
+        adapter = uploaded_adapter(recipe.adapter, library) if recipe.adapter else ()
         definition = recipe.definition
+        if base is not None:
+            definition, adapter = _over(base, definition, adapter)
         entry = library.add(
             Manifest(
                 name=str(parsed),
@@ -78,11 +81,23 @@ def create(
                 revision=found.revision,
                 licence=recipe.licence or found.licence,
                 base=recipe.base,
-                definition=definition if base is None else definition.over(base.definition),
+                definition=definition,
+                adapter=adapter,
             )
         )
     reporter.stage("complete", entry.size, entry.size)
     return entry
+
+
+def _over(
+    base: Manifest, definition: Definition, adapter: tuple[StoredFile, ...]
+) -> tuple[Definition, tuple[StoredFile, ...]]:
+    """A definition and the files of an adapter over the base's: adapters take the place of the
+    base's, however each came here."""
+    both = definition.over(base.definition)
+    if adapter:
+        return msgspec.structs.replace(both, adapters=()), adapter
+    return both, () if definition.adapters else base.adapter
 
 
 def _rewritten(found: Found, library: Library, rewrite: Rewrite, reporter: Reporter) -> Found:

@@ -28,12 +28,15 @@ class Located:
         name: its display name.
         definition: what the library adds to its files; nothing for any other model.
         digest: of a library's model: sha256 of its files and definition.
+        base, licence: of a library's model: see its manifest.
     """
 
     path: Path
     name: str
     definition: Definition = EMPTY
     digest: str | None = None
+    base: str = ""
+    licence: str = ""
 
 
 def locate(
@@ -64,7 +67,15 @@ def locate(
         entry = library.resolve(str(model))
         if os.path.exists(str(model)) and say is not None:
             say(f"{model} is the model of the library; the path of that name is ./{model}")
-        return Located(entry.path, entry.name, entry.definition, entry.digest)
+        made = entry.manifest
+        return Located(
+            entry.path,
+            entry.name,
+            entry.definition,
+            entry.digest,
+            made.base or "",
+            made.licence or "",
+        )
     try:
         path, name = locate_file(model, say)
     except TidemillError as error:

@@ -88,6 +88,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
         licence: its name, or its text.
         base: the model that it was created from.
         definition: what it adds to its files.
+        adapter: the files of an adapter (LoRA) that was received with it.
         created: seconds since the epoch.
         format: version of this structure.
     """
@@ -101,19 +102,28 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     licence: str | None = None
     base: str | None = None
     definition: Definition = EMPTY
+    adapter: tuple[StoredFile, ...] = ()
     created: float = 0.0
     format: int = FORMAT
 
     @property
     def digest(self) -> str:
         """sha256 of what the model is: its files' names and digests, and its definition."""
-        parts = (sorted((f.path, f.sha256) for f in self.files), self.entry, self.definition)
+        files, adapter = (
+            sorted((f.path, f.sha256) for f in each) for each in (self.files, self.adapter)
+        )
+        parts = (files, self.entry, self.definition, *([adapter] if adapter else []))
         return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
     @property
     def size(self) -> int:
         """Bytes of all its files."""
-        return sum(file.size for file in self.files)
+        return sum(file.size for file in self.stored)
+
+    @property
+    def stored(self) -> tuple[StoredFile, ...]:
+        """All its files, those of its adapter too."""
+        return self.files + self.adapter
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -137,7 +147,7 @@ def decode(content: bytes, label: str) -> Manifest:
         raise _damaged(label, str(error)) from None
     if manifest.format != FORMAT:
         raise _damaged(label, f"format {manifest.format}, and this build reads {FORMAT}")
-    for file in manifest.files:
+    for file in manifest.stored:
         if not is_digest(file.sha256) or not is_inside(file.path) or file.size < 0:
             raise _damaged(label, f"the file {file.path!r} has an invalid path, size or digest")
     return manifest

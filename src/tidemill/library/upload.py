@@ -15,6 +15,7 @@ from tidemill.library.catalog import Library
 from tidemill.library.fetch import check_space, disk_error
 from tidemill.library.manifest import Manifest, StoredFile, is_digest, is_inside
 from tidemill.library.pulling import Found
+from tidemill.loading.adapters.layout import CONFIG, PICKLED, WEIGHTS
 from tidemill.loading.formats.gguf import MAGIC
 from tidemill.loading.hub_choice import gguf_models
 from tidemill.loading.kind import check_model
@@ -116,21 +117,7 @@ def uploaded(files: Mapping[str, str], library: Library) -> Found:
         TidemillError: BAD_REQUEST naming ``files`` for a wrong name and for files that are no
             model; NOT_FOUND for a file that was not received.
     """
-    stored = []
-    for name, digest in sorted(files.items()):
-        if not is_inside(name):
-            raise bad_request("files", f"files: {name[:64]!r} is no name of a file in a folder")
-        digits = digest_in(digest, "files")
-        try:
-            size = os.stat(library.blobs.path(digits)).st_size
-        except OSError:
-            raise TidemillError(
-                ErrorKind.NOT_FOUND,
-                f"files: {name[:64]!r} was not received: send it first, to "
-                f"/api/blobs/{_ALGORITHM}{digits}",
-                param="files",
-            ) from None
-        stored.append(StoredFile(name, size, digits))
+    stored = _stored(files, library, "files")
     entry = None
     names = [file.path for file in stored]
     if all(name.endswith(".gguf") for name in names):
@@ -138,9 +125,57 @@ def uploaded(files: Mapping[str, str], library: Library) -> Found:
         if len(models) != 1 or len(*models.values()) != len(names):
             raise bad_request("files", f"files: send one GGUF file, or all its parts; got {names}")
         (entry,) = models
-    found = Found("", "", tuple(stored), entry)
+    found = Found("", "", stored, entry)
     _check(library.path(as_manifest(found)))
     return found
+
+
+def uploaded_adapter(files: Mapping[str, str], library: Library) -> tuple[StoredFile, ...]:
+    """The files of a LoRA that were received: PEFT's two, or GGUF files, each an adapter.
+
+    Args:
+        files, library: see `uploaded`.
+
+    Raises:
+        TidemillError: BAD_REQUEST naming ``adapters`` for a wrong name and for files that are no
+            adapter; NOT_FOUND for a file that was not received.
+    """
+    stored = _stored(files, library, "adapters")
+    names = {file.path for file in stored}
+    folder = CONFIG in names and len(names & {WEIGHTS, PICKLED}) == 1
+    if not folder and not all(name.endswith(".gguf") for name in names):
+        raise bad_request(
+            "adapters",
+            f"adapters: send {CONFIG} and {WEIGHTS}, or GGUF files of LoRA; got {sorted(names)}"[
+                :400
+            ],
+        )
+    for file in stored:
+        with open(library.blobs.path(file.sha256), "rb") as opened:
+            begins = opened.read(len(MAGIC))
+        if file.path.endswith(".gguf") and begins != MAGIC:
+            raise bad_request("adapters", f"adapters: {file.path} is no GGUF file")
+    return stored
+
+
+def _stored(files: Mapping[str, str], library: Library, param: str) -> tuple[StoredFile, ...]:
+    """Files that were received, under their names; see `uploaded`."""
+    stored = []
+    for name, digest in sorted(files.items()):
+        if not is_inside(name):
+            raise bad_request(param, f"{param}: {name[:64]!r} is no name of a file in a folder")
+        digits = digest_in(digest, param)
+        try:
+            size = os.stat(library.blobs.path(digits)).st_size
+        except OSError:
+            raise TidemillError(
+                ErrorKind.NOT_FOUND,
+                f"{param}: {name[:64]!r} was not received: send it first, to "
+                f"/api/blobs/{_ALGORITHM}{digits}",
+                param=param,
+            ) from None
+        stored.append(StoredFile(name, size, digits))
+    return tuple(stored)
 
 
 def _check(path: Path) -> None:

@@ -25,6 +25,7 @@ class Recipe:
         licence: its licence; None: the base's.
         notes: a line about each setting that has no effect here.
         files: instead of a base: names and digests of files that were received (`upload`).
+        adapter: the same of an adapter's files.
     """
 
     base: str | None = None
@@ -32,6 +33,7 @@ class Recipe:
     licence: str | None = None
     notes: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    adapter: Mapping[str, str] = field(default_factory=dict)
 
     def over(self, other: Recipe) -> Recipe:
         """This recipe, with what `other` says where it says nothing."""
@@ -41,6 +43,7 @@ class Recipe:
             self.licence or other.licence,
             (*other.notes, *self.notes),
             self.files or other.files,
+            self.adapter or other.adapter,
         )
 
 

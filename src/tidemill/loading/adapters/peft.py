@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 
 from tidemill.base.errors import TidemillError, model_file_error
 from tidemill.loading.adapters.base import Changes, LowRank, values_of
+from tidemill.loading.adapters.layout import CONFIG
 from tidemill.loading.adapters.settings import LoraSettings
 from tidemill.loading.mapped import StoredTensor
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-PICKLED = "adapter_model.bin"  # of older versions of PEFT
 _PREFIX = "base_model.model."
 _PART = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_(?:embedding_)?[AB]|lora_magnitude_vector)"

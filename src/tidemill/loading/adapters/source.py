@@ -11,7 +11,8 @@ from tidemill.base.errors import ErrorKind, TidemillError, model_file_error, uns
 from tidemill.loading.adapters import prompt
 from tidemill.loading.adapters.base import Changes
 from tidemill.loading.adapters.gguf import read_gguf
-from tidemill.loading.adapters.peft import CONFIG, PICKLED, WEIGHTS, read_peft
+from tidemill.loading.adapters.layout import CONFIG, PICKLED, WEIGHTS
+from tidemill.loading.adapters.peft import read_peft
 from tidemill.loading.adapters.settings import read_settings
 from tidemill.loading.formats import gguf, safetensors, torch_files
 from tidemill.loading.jsonfile import is_present, read_object

@@ -62,7 +62,7 @@ class ModelAdapters:
 
     def apply(self, paths: Sequence[str]) -> None:
         """Adapters that are part of the model: every request has them, and they have no names."""
-        self._applied = tuple(f"applied/{path.strip('/')}"[:120] for path in paths)
+        self._applied = tuple(f"applied/{path.strip('/')[-112:]}" for path in paths)
         for name, path in zip(self._applied, paths, strict=True):
             if self._table.get(name) is None:
                 self._declared[name] = path

@@ -18,6 +18,7 @@ from tidemill.contract.config import EngineConfig
 from tidemill.engine.identity import different_files
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
 from tidemill.generation.preset import NO_PRESET, Preset
+from tidemill.server.host.made import NOT_SAID, Made
 from tidemill.server.host.needs import ask_needs, need_of
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Described:
         context: tokens of a request at most.
         gguf: whether it is a GGUF file.
         file_bytes: size of its weight files.
+        made: how it was made.
     """
 
     text: TextSide
@@ -72,6 +74,7 @@ class Described:
     context: int
     gguf: bool
     file_bytes: int
+    made: Made = NOT_SAID
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +84,12 @@ class Opening:
     Attributes:
         config: the engine's configuration.
         load_text: opens tokenizer and template; runs in a thread while the engine loads.
-        applied: paths of adapters that are part of the model.
+        made: how it was made.
     """
 
     config: EngineConfig
     load_text: Callable[[], TextSide]
-    applied: tuple[str, ...] = ()
+    made: Made = NOT_SAID
 
 
 Serve = Callable[[SupervisedEngine, TextSide, EngineConfig], "ServedModel"]
@@ -162,7 +165,7 @@ class EngineLoader:
             await engine.close()
             raise model_file_error(mismatch)
         served = self._serve(engine, text, opening.config)
-        served.applied = opening.applied
+        served.made = opening.made
         return EngineLoaded(engine, served)
 
     async def describe(self) -> Described:
@@ -173,7 +176,9 @@ class EngineLoader:
         )
         assert needs.facts is not None  # of an engine's configuration there always are some
         gguf = opening.config.model.endswith(".gguf")
-        return Described(text, needs.facts, needs.context, gguf=gguf, file_bytes=needs.files)
+        return Described(
+            text, needs.facts, needs.context, gguf=gguf, file_bytes=needs.files, made=opening.made
+        )
 
     async def text(self) -> TextSide:
         """Open the text side alone: of a loaded model whose text side was configured anew.

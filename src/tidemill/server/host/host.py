@@ -663,7 +663,7 @@ class ModelHost:
 
     def _open(self, slot: Slot, loaded: Loaded) -> None:
         slot.state, slot.loaded, slot.error = State.LOADED, loaded, None
-        slot.adapters.apply(loaded.served.applied)
+        slot.adapters.apply(loaded.served.made.adapters)
         loaded.on_end(partial(self._note_end, slot, loaded))
         slot.last_used = self._clock()
         self._reopen(slot)

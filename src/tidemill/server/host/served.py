@@ -12,6 +12,7 @@ from tidemill.contract.request import adapters_key
 from tidemill.generation.preset import NO_PRESET, Preset
 from tidemill.metrics.registry import ModelMetrics
 from tidemill.server.admission.control import Admission
+from tidemill.server.host.made import NOT_SAID, Made
 
 if TYPE_CHECKING:
     from tidemill.contract.request import AdapterUse
@@ -42,7 +43,7 @@ class ServedModel:
         config_digest: identity of the engine's configuration; part of the fingerprint.
         pipeline: answers instead of an engine, whose place `client` then only takes; else None.
         called: of a version, the name that one request asked for; None: its own.
-        applied: paths of adapters that are part of it.
+        made: how it was made.
         adapters: what the name that one request asked for means beside the model.
         watch: measures one request that is answered, for the comparison of versions.
         explain: what happens to its requests is noted, so that it can be told.
@@ -64,7 +65,7 @@ class ServedModel:
     watch: Watch | None = None
     explain: bool = False
     adapters: tuple[AdapterUse, ...] = ()
-    applied: tuple[str, ...] = ()
+    made: Made = NOT_SAID
 
     @property
     def info(self) -> EngineInfo:

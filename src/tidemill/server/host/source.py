@@ -128,6 +128,7 @@ class Creation:
         parameters: values by the names of a Modelfile's.
         licence: None: the base's.
         quantize: the type that its weights are written in; None: they stay.
+        adapter: of a LoRA that is part of it: names -> digests of files that were received.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Creation:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     licence: str | None = None
     quantize: str | None = None
+    adapter: Mapping[str, str] = field(default_factory=dict)
 
 
 class Upload(Protocol):

@@ -16,8 +16,10 @@ from helpers.scripted_engine import ScriptedEngine
 from tidemill.base.errors import config_error
 from tidemill.base.vector_data import VectorData
 from tidemill.contract.needs import ModelFacts
+from tidemill.generation.preset import Preset
 from tidemill.server.access.limits import Limits
 from tidemill.server.host.engine_loader import Described, TextSide
+from tidemill.server.host.made import Made
 from tidemill.server.host.source import Creation, ModelChanges, OnPull
 
 
@@ -93,6 +95,9 @@ def test_a_push_says_why_not(http: httpx.Client) -> None:
     assert http.post("/api/push", json={"model": "dodo"}).status_code == 404
 
 
+DIGEST = "sha256:" + "0" * 64
+
+
 def test_a_model_is_created_and_served(http: httpx.Client, source: FakeSource) -> None:
     source.pulling = _pull
     body = {
@@ -104,7 +109,7 @@ def test_a_model_is_created_and_served(http: httpx.Client, source: FakeSource) -
         "parameters": {"temperature": 0.5, "stop": ["a", "b"]},
         "messages": [{"role": "user", "content": "Ahoy"}],
         "quantize": "q8_0",
-        "adapters": {},
+        "adapters": {"lora.gguf": DIGEST},
         "files": None,
     }
     lines = [json.loads(line) for line in http.post("/api/create", json=body).text.splitlines()]
@@ -119,6 +124,7 @@ def test_a_model_is_created_and_served(http: httpx.Client, source: FakeSource) -
             parameters={"temperature": 0.5, "stop": ["a", "b"]},
             licence="MIT\n\nand more",
             quantize="q8_0",
+            adapter={"lora.gguf": DIGEST},
         )
     ]
     assert "pirate" in [tag["name"] for tag in http.get("/api/tags").json()["models"]]
@@ -132,7 +138,7 @@ def test_a_model_is_created_and_served(http: httpx.Client, source: FakeSource) -
         ({"model": "a"}, "from"),
         ({"model": "a", "from": "tiny", "files": {"x": "y"}}, "from"),
         ({"from": "tiny"}, "model"),
-        ({"model": "a", "from": "tiny", "adapters": {"x": "sha256:0"}}, "adapters"),
+        ({"model": "a", "from": "tiny", "adapters": ["x"]}, "adapters"),
         ({"model": "a", "from": "tiny", "modelfile": "FROM x"}, "modelfile"),
         ({"model": "a", "from": "tiny", "renderer": "x"}, "renderer"),
         ({"model": "a", "from": "tiny", "systm": "x"}, "systm"),
@@ -141,9 +147,6 @@ def test_a_model_is_created_and_served(http: httpx.Client, source: FakeSource) -
 def test_what_cannot_be_created(http: httpx.Client, body: dict[str, object], named: str) -> None:
     refused = http.post("/api/create", json=body)
     assert refused.status_code == 400 and named in refused.json()["error"]
-
-
-DIGEST = "sha256:" + "0" * 64
 
 
 def test_files_are_received_once(http: httpx.Client, source: FakeSource) -> None:
@@ -194,7 +197,9 @@ def test_a_model_that_is_not_loaded_is_described_from_its_files(source: FakeSour
         http.get("/api/tags")
         loader = loaders["new"]
         served = loader.served
-        text = TextSide(served.tokenizer, served.template, served.chat, {"temperature": 0.5})
+        preset = Preset("Arr.", [{"role": "user", "content": "Ahoy"}], {"stop": ["a", "b"]})
+        defaults = {"temperature": 0.5}
+        text = TextSide(served.tokenizer, served.template, served.chat, defaults, preset)
         facts = ModelFacts(
             family="qwen2",
             parameters=494_032_768,
@@ -205,7 +210,8 @@ def test_a_model_that_is_not_loaded_is_described_from_its_files(source: FakeSour
             quantization="none",
             vectors=VectorData(),
         )
-        loader.described = Described(text, facts, 4096, gguf=True, file_bytes=7)
+        made = Made("tiny", "MIT", ("/secret/place/lora-verse",), 4096)
+        loader.described = Described(text, facts, 4096, gguf=True, file_bytes=7, made=made)
         shown = http.post("/api/show", json={"model": "new"}).json()
         assert shown["details"]["parameter_size"] == "494.03M"
         assert (shown["details"]["format"], shown["details"]["quantization_level"]) == (
@@ -213,7 +219,17 @@ def test_a_model_that_is_not_loaded_is_described_from_its_files(source: FakeSour
             "BF16",
         )
         assert shown["model_info"]["qwen2.context_length"] == 4096
-        assert shown["parameters"] == "temperature 0.5"
+        settings = ["temperature 0.5", 'stop "a"', 'stop "b"', "num_ctx 4096"]
+        assert shown["parameters"].splitlines() == settings
+        assert (shown["license"], shown["details"]["parent_model"]) == ("MIT", "tiny")
+        assert shown["modelfile"].splitlines() == [
+            "FROM tiny",
+            "ADAPTER lora-verse",
+            'SYSTEM """Arr."""',
+            *(f"PARAMETER {line}" for line in settings),
+            'MESSAGE user """Ahoy"""',
+            'LICENSE """MIT"""',
+        ]
         assert loader.loads == []
         (tag,) = [t for t in http.get("/api/tags").json()["models"] if t["name"] == "new"]
         assert tag["details"] == shown["details"]

@@ -62,6 +62,7 @@ async def ollama_create(context: ServerContext, request: Request) -> Response:
         parameters=body.parameters or {},
         licence="\n\n".join(body.license) if isinstance(body.license, list) else body.license,
         quantize=body.quantize,
+        adapter=body.adapters or {},
     )
     framing = None if body.stream is False else NDJSON
     return PullAnswer(request, partial(manager.create, asked), framing, _success)

@@ -114,7 +114,7 @@ CREATE: Fields = {
     "name": Alias("model"),
     "from": Alias("base"),
     "quantization": Alias("quantize"),
-    "adapters": Neutral(({},), feature="adapters (LoRA)", instead="merge them into the weights"),
+    "adapters": Neutral(({},)),
     "template": Neutral(("",)),
     "system": Neutral(("",)),
     "license": Neutral(("", [])),

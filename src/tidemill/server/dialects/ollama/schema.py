@@ -250,6 +250,8 @@ class OllamaCreate(Body, kw_only=True):
         template: in Jinja's syntax.
         parameters: as in a Modelfile.
         quantize: the type that the weights are written in: q8_0, q4_0, q4_K, q6_K.
+        adapters: of a LoRA, names -> digests of files that were sent to /api/blobs:
+            adapter_config.json and adapter_model.safetensors, or GGUF files.
     """
 
     known: ClassVar[Fields] = neutral.CREATE
@@ -263,6 +265,7 @@ class OllamaCreate(Body, kw_only=True):
     messages: list[OllamaMessage] | None = None
     license: str | list[str] | None = None
     quantize: Annotated[str, Meta(pattern="^[A-Za-z0-9_]{1,32}$")] | None = None
+    adapters: dict[str, str] | None = None
     stream: bool | None = None
 
     def finalize(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from tidemill.server.host.made import NOT_SAID, Made
 from tidemill.server.host.served import ServedModel
 from tidemill.text.fill_middle import fill_marks
 
@@ -51,6 +54,7 @@ class Facts:
     chat: ChatSide
     defaults: Mapping[str, float | int]
     preset: Preset
+    made: Made = NOT_SAID
     pipeline: bool = False
 
     @classmethod
@@ -74,6 +78,7 @@ class Facts:
             chat=model.chat,
             defaults=model.defaults,
             preset=model.preset,
+            made=model.made,
             pipeline=model.pipeline is not None,
         )
 
@@ -98,6 +103,7 @@ class Facts:
             chat=text.chat,
             defaults=text.defaults,
             preset=text.preset,
+            made=described.made,
         )
 
 
@@ -110,8 +116,8 @@ def shown_model(facts: Facts) -> dict[str, Any]:
         "vocab_size": facts.vocab_size,
     }
     return {
-        "license": "",
-        "modelfile": "\n".join([f"FROM {facts.name}", *_parameters(facts, "PARAMETER ")]),
+        "license": facts.made.licence,
+        "modelfile": "\n".join(_modelfile(facts)),
         "parameters": "\n".join(_parameters(facts)),
         "template": facts.template.source or "",
         "details": details_of(facts),
@@ -127,11 +133,30 @@ def shown_model(facts: Facts) -> dict[str, Any]:
     }
 
 
+def _modelfile(facts: Facts) -> list[str]:
+    """A Modelfile that makes the model again where its base and its adapters are; those are named
+    without their folders, which are no client's business."""
+    made, preset = facts.made, facts.preset
+    return [
+        f"FROM {made.base or facts.name}",
+        *(f"ADAPTER {PurePath(path).name}" for path in made.adapters),
+        *([f"SYSTEM {_quoted(preset.system)}"] if preset.system else []),
+        *_parameters(facts, "PARAMETER "),
+        *(f"MESSAGE {m['role']} {_quoted(m['content'])}" for m in preset.messages),
+        *([f"LICENSE {_quoted(made.licence)}"] if made.licence else []),
+    ]
+
+
+def _quoted(text: str) -> str:
+    return f'"""{text}"""'
+
+
 def details_of(facts: Facts) -> dict[str, Any]:
     """`details` of a model."""
     kept = facts.dtype if facts.quantization == "none" else facts.quantization
     return {
         **NOT_KNOWN,
+        "parent_model": facts.made.base,
         "format": "gguf" if facts.gguf else "safetensors",
         "family": facts.family,
         "families": [facts.family] if facts.family else [],
@@ -155,13 +180,16 @@ def _capabilities(facts: Facts) -> list[str]:
 
 
 def _parameters(facts: Facts, before: str = "") -> list[str]:
-    """Sampling values where a request has none, by Ollama's names."""
+    """What is set for requests that say nothing, by Ollama's names."""
     values = {**facts.defaults, **facts.preset.sampling}
+    if facts.made.context is not None:
+        values["num_ctx"] = facts.made.context
     names = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
     return [
-        f"{before}{names.get(name, name)} {value}"
+        f"{before}{names.get(name, name)} {json.dumps(one)}"
         for name, value in values.items()
-        if isinstance(value, int | float)
+        for one in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(one, int | float | str)
     ]
 
 
