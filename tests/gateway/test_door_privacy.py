@@ -88,3 +88,12 @@ def test_a_private_request_is_refused_rather_than_sent_when_its_targets_are_down
         assert "ann@" not in answer.text
         assert [r.subject for r in gateway.records] == ["private:email"] * 2
     assert not outside.got
+
+
+def test_one_mark_of_several_suffices() -> None:
+    outside = ScriptedTarget(chat("out"))
+    with running(outside), door([{"at": outside, "tags": ["outside"]}]) as gateway:
+        for marks, status in ((["0", "1"], 403), (["true", ""], 403), (["0", "false"], 200)):
+            headers = [("x-tidemill-private", mark) for mark in marks]
+            assert gateway.http.post(CHAT, json=ASK, headers=headers).status_code == status
+    assert len(outside.got) == 1

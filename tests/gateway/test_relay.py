@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import httpx
 import pytest
 from helpers.gateway import ASK, door, streamed, words_of
-from helpers.scripted_target import ScriptedTarget, chat, delta, dies, refuses, running
+from helpers.scripted_target import (
+    Got,
+    ScriptedTarget,
+    Send,
+    chat,
+    delta,
+    dies,
+    refuses,
+    running,
+    whole,
+)
 
 CHAT = "/v1/chat/completions"
 STREAM = {**ASK, "stream": True}
@@ -69,8 +81,9 @@ def test_a_client_s_mistake_is_its_own() -> None:
         assert len(one.got) + len(two.got) == 1
 
 
-def test_a_foreign_target_that_dies_within_an_answer_ends_it_with_an_error() -> None:
-    one, two = ScriptedTarget(dies("Hel")), ScriptedTarget(dies("Hel"))
+@pytest.mark.parametrize("well", [False, True])
+def test_a_foreign_target_that_dies_within_an_answer_ends_it_with_an_error(well: bool) -> None:
+    one, two = ScriptedTarget(dies("Hel", well=well)), ScriptedTarget(dies("Hel", well=well))
     with running(one, two), door([one, two], records=True) as gateway:
         status, text = streamed(gateway.http, CHAT, STREAM)
         assert status == 200 and words_of(text) == "Hel"
@@ -89,9 +102,10 @@ def test_busy_targets_are_not_asked_again_and_the_refusal_says_when() -> None:
         assert 19 <= int(second.headers["retry-after"]) <= 31  # the first that is free
 
 
-def test_an_engine_s_death_is_not_seen_in_its_answer() -> None:
+@pytest.mark.parametrize("well", [False, True])
+def test_an_engine_s_death_is_not_seen_in_its_answer(well: bool) -> None:
     words = ("The ", "quick ", "brown ", "fox")
-    one = ScriptedTarget(dies(*words[:2], name="first"))
+    one = ScriptedTarget(dies(*words[:2], name="first", well=well))
     two = ScriptedTarget(chat("The quick", " brown ", "fox", name="second"))
     rows = [{"at": t, "kind": "tidemill"} for t in (one, two)]
     routing = {"policy": "round-robin"}
@@ -147,6 +161,27 @@ def test_a_second_target_is_asked_where_the_first_is_slow() -> None:
             assert answer.headers["x-tidemill-target"] == "b"
         assert len(gateway.records) == 2
         assert [target.load.active for target in gateway.fleet.targets] == [0, 0]
+
+
+def test_a_gateway_that_is_its_own_target_sees_it_at_once() -> None:
+    urls: list[str] = []
+
+    async def back(got: Got, send: Send) -> None:
+        """A proxy before the gateway, which somebody took for a server."""
+        headers = {"via": f"{got.headers['via']}, 1.1 proxy", "content-type": "application/json"}
+        answer = await asyncio.to_thread(
+            httpx.post, urls[0] + CHAT, content=got.body, headers=headers, timeout=10
+        )
+        await whole(send, answer.json(), answer.status_code)
+
+    proxy = ScriptedTarget(back)
+    with running(proxy), door([proxy]) as gateway:
+        urls.append(gateway.url)
+        for body in (ASK, STREAM):
+            answer = gateway.http.post(CHAT, json=body, headers={"via": "1.1 first"})
+            assert answer.status_code == 502 and "leads back" in answer.text
+        assert len(proxy.got) == 2
+        assert proxy.got[0].headers["via"].startswith("1.1 first, 1.1 tidemill-gateway-")
 
 
 def test_unknown_models_and_routes() -> None:

@@ -164,8 +164,9 @@ def refuses(status: int, **headers: Any) -> Script:
     return script
 
 
-def dies(*words: str, name: str = "c1") -> Script:
-    """Cuts the connection after these words of a stream; at once where there are none."""
+def dies(*words: str, name: str = "c1", well: bool = False) -> Script:
+    """Cuts the connection after these words of a stream; at once where there are none. `well`: as
+    HTTP has it, the answer is over then."""
 
     async def script(got: Got, send: Send) -> None:
         if words:
@@ -173,7 +174,9 @@ def dies(*words: str, name: str = "c1") -> Script:
         for word in words:
             await event(send, delta(word, name))
             await asyncio.sleep(0.01)
-        raise Abort
+        if not well:
+            raise Abort
+        await chunk(send, b"")
 
     return script
 

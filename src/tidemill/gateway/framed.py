@@ -18,6 +18,11 @@ class Whole:
         self._ends = _ENDS if events else (b"\n",)
         self._held = b""
 
+    @property
+    def held(self) -> bytes:
+        """What is held back."""
+        return self._held
+
     def feed(self, data: bytes) -> bytes:
         """Bytes have come; what of all is whole."""
         if self._held:

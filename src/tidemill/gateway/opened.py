@@ -82,6 +82,9 @@ class Opened:
         await self._stack.aclose()
 
 
+LOOP = 508
+"""What a gateway answers to a request that it has sent itself."""
+
 _PASSED = frozenset({b"x-tidemill-truncated", b"x-tidemill-cached", b"openai-processing-ms"})
 
 
@@ -179,6 +182,9 @@ async def _raise(route: Route, connection: Connection, status: int, *, same: boo
         # 404: another target may have the model, or the route.
         if status >= 500:
             health.failed(now, f"status {status}")
+        if status == LOOP:
+            log.error("target %s: its url leads back to this gateway", route.target.name)
+            raise _unavailable(route, "its url leads back to this gateway", 502)
         raise _unavailable(route, f"it answered with the status {status}", 502)
     health.succeeded()
     raise Refused(status, body, same=same)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +14,13 @@ from tidemill.gateway.wire.kinds import CHAT
 if TYPE_CHECKING:
     from tidemill.gateway.asked import Asked
     from tidemill.gateway.opened import Opened
+
+
+MARKED = frozenset({CHAT, "/v1/completions"})
+"""Paths whose streams end with an event that says so."""
+
+
+_FINISHED = re.compile(rb'"finish_reason": ?"')
 
 
 class Passage:
@@ -32,9 +40,22 @@ class Passage:
         self._whole = Whole(events=self._events)
         self._sent = Continuation(opened) if continues(opened) else None
         self._made = opened.translator
+        self._marked = asked.path in MARKED and self._made is None and self._events
         self._strips = asked.path == CHAT and self._made is None and not _wants_usage(asked)
         answered = opened.route.asked.model
         self._note = b"" if answered == asked.model else fallback_note(asked.model, answered)
+
+    @property
+    def whole(self) -> bool:
+        """The stream has come to its own end, as far as its dialect marks one: a target that ends
+        between two of its parts may close its connection as if that had been all."""
+        if not self._marked:
+            return True
+        last = self.ends.text + self._whole.held
+        if b"[DONE]" in last or b'"error"' in last:
+            return True
+        # Not every other server says [DONE]; that it says why it finished is enough.
+        return self._sent is None and _FINISHED.search(last) is not None
 
     @property
     def may_go_on(self) -> bool:

@@ -222,6 +222,7 @@ class Relayed(Response):
             tried = [*tried, HERE]
         route = await self._fleet.route(asked, tried)
         self._tried.append(route.target.name)
+        self._request.state.target = route.target.name
         self._metrics.given(route.target.name)
         return route
 
@@ -267,6 +268,7 @@ class Relayed(Response):
         """Headers that say who answers."""
         state, route = self._request.state, opened.route
         state.model = self._counted.model = route.asked.model
+        state.target = route.target.name  # of two that were asked at once, the one that answered
         answer = {**opened.headers, "x-tidemill-target": route.target.name}
         if route.asked.model != self._asked.model:
             self._name_fallback(route)
@@ -355,6 +357,8 @@ class Relayed(Response):
             held.clear()
         if held:
             await sink.write(b"".join(held))
+        if not passage.whole:
+            raise Lost("its stream ended within an answer")
 
     def _note_lost(self, route: Route, lost: Lost) -> None:
         route.target.health.failed(monotonic(), str(lost))

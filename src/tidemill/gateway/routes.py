@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from secrets import token_hex
 from urllib.parse import quote
 
 import msgspec
@@ -20,6 +21,7 @@ from tidemill.gateway.continued import seeded
 from tidemill.gateway.fleet import Fleet
 from tidemill.gateway.here import Own
 from tidemill.gateway.metrics import GatewayMetrics
+from tidemill.gateway.opened import LOOP
 from tidemill.gateway.relay import Relayed
 from tidemill.gateway.routing.health import State
 from tidemill.gateway.routing.privacy import Verdict, judge
@@ -79,6 +81,7 @@ class Gateway:
         self.metrics = GatewayMetrics(context.metrics.registry, fleet.targets)
         self._random = random or Random()
         self._rules = fleet.config.privacy.rules()
+        self._name = f"tidemill-gateway-{token_hex(8)}"  # in Via, of this process alone
 
     async def relay(self, context: ServerContext, request: Request) -> Response:
         """The answer of a target."""
@@ -129,16 +132,29 @@ class Gateway:
         if caller.max_tokens is not None:
             asked = _bounded(asked, caller.max_tokens)
         asked = seeded(asked.with_keys(), self._random)
-        headers = _headers(request, asked, arrival)
+        headers = {**_headers(request, asked, arrival), b"via": self._via(request)}
         return Relayed(self.fleet, self.metrics, request, asked, caller, headers, own)
 
+    def _via(self, request: Request) -> bytes:
+        """The gateways that a request came through, this one last. Raises: it came through here."""
+        before = request.headers.getlist("via")
+        if any(self._name in one for one in before):
+            raise reject(
+                LOOP,
+                "this request has come back to the gateway that sent it: the url of a target leads "
+                "to the gateway itself, perhaps by way of another one",
+                code="gateway_loop",
+            )
+        return ", ".join((*before, f"1.1 {self._name}")).encode("latin-1")
+
     def _verdict(self, request: Request, body: bytes, principal: Principal) -> Verdict:
-        mark = request.headers.get(self.fleet.config.privacy.header, "false").strip().lower()
+        # Each proxy on the way may have added one: that a single one marks it suffices.
+        marks = request.headers.getlist(self.fleet.config.privacy.header)
         residency = principal.policy.residency
         verdict = judge(
             msgspec.json.decode(body) if self._rules.detectors else None,
             self._rules,
-            marked=mark not in ("", "false", "0"),
+            marked=any(mark.strip().lower() not in ("", "false", "0") for mark in marks),
             residencies=[residency] if residency else (),
         )
         if verdict.private:

@@ -66,7 +66,8 @@ class GatewayOptions:
 
 
 def serve(options: GatewayOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT. SIGHUP reads keys and certificates again, or where there are
+    none ends it in the same way.
 
     Args:
         options: what to run.
@@ -97,7 +98,11 @@ async def _run(options: GatewayOptions, listener: socket.socket, say: Say) -> in
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    if options.security.reloadable:
+    # As of `serve`: without keys to read again, SIGHUP is a terminal that was closed.
+    if not options.security.reloadable:
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, stop)
+    else:
         reloads = set[asyncio.Task[None]]()
 
         def reload() -> None:

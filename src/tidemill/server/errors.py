@@ -50,6 +50,7 @@ _HTTP_CODES = {
     429: ("rate_limit_error", "overloaded"),
     431: ("invalid_request_error", "head_too_large"),
     503: ("server_error", "unavailable"),
+    508: ("server_error", "loop"),
 }
 
 

@@ -22,6 +22,7 @@ class Story:
         trace: of what answered it; None: nothing did.
         refusal: what an overloaded server told its client; empty: it was not that.
         context: of its trace; None: nobody traces it.
+        target: of a gateway: the target that answered, or the last one that was asked.
     """
 
     record: RequestRecord
@@ -29,6 +30,7 @@ class Story:
     trace: Trace | None
     refusal: str = ""
     context: TraceContext | None = None
+    target: str = ""
 
     @property
     def running(self) -> bool:

@@ -164,6 +164,8 @@ def _inference(story: Story) -> Span:
     if energy is not None:
         attributes["tidemill.energy.joules"] = energy / 1e6
         attributes["tidemill.energy.estimated"] = record.energy is None
+    if story.target:
+        attributes["tidemill.gateway.target"] = story.target
     if story.refusal:
         attributes["tidemill.refusal"] = story.refusal
     if trace is not None:

@@ -9,6 +9,7 @@ audit holds no content.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,18 @@ def luhn(digits: str) -> bool:
 
 def _card(text: str) -> bool:
     return any(luhn(_SEPARATORS.sub("", found[1])) for found in _CARD.finditer(text))
+
+
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
+)
+_DASHES = re.compile("[\u2010-\u2015\u2212]")
+
+
+def plain(text: str) -> str:
+    """A text as its reader sees it: without invisible characters, and full-width letters and the
+    like as the plain ones."""
+    return _DASHES.sub("-", unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)))
 
 
 DETECTORS: Mapping[str, Detector] = {
@@ -127,4 +140,5 @@ def judge(
 def found(body: Any, detectors: Iterable[tuple[str, Detector]]) -> list[str]:
     """Names of the detectors that find something in a decoded JSON body."""
     every = list(texts(body))
+    every += [plain(text) for text in every if not text.isascii()]
     return [name for name, finds in detectors if any(map(finds, every))]
