@@ -1,0 +1,321 @@
+"""Peers: engines that blocks are fetched from.
+
+Each has a thread that is told what it has, and one that fetches. Whatever goes wrong with a peer
+(it is gone, slow, of another model, or sends what is damaged) means that it has nothing, for a
+while; then blocks are computed. Nothing here waits for a peer but these threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tidemill.base.clock import monotonic
+from tidemill.base.log import get_logger
+from tidemill.contract.moves import Name
+from tidemill.transfer.link import Link, LinkError, Role, connect
+from tidemill.transfer.messages import MAX_NAMES, Announce, Block, Get, Open, Opened
+from tidemill.transfer.record import Damaged, checksum_in, header
+
+_log = get_logger(__name__)
+
+SILENCE_SECONDS = 4.0
+"""After so long without a word of a peer it is presumed to be gone."""
+
+BLOCK_SECONDS = 3.0
+"""That a block may take to come, and the first one beside what is sent before it; after it the rest
+is computed."""
+
+AGAIN_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Between attempts to reach a peer."""
+
+UNTRUSTED_SECONDS = 60.0
+"""Nothing is fetched from a peer that sent something damaged."""
+
+WINDOW_BYTES = 64 * 2**20
+"""Of blocks that have arrived and are not in the cache yet; a peer's next ones wait."""
+
+MAX_KNOWN = 2**20
+"""Digests that are known of one peer."""
+
+
+class Arrived(NamedTuple):
+    """A block as it came: what its checksum must be, and its bytes."""
+
+    checksum: int
+    data: bytearray
+
+
+class Fetch:
+    """Blocks of one peer on their way, in order.
+
+    Args:
+        peer: that has them.
+        names: their contents.
+    """
+
+    def __init__(self, peer: Peer, names: Sequence[Name]) -> None:
+        self.names = names
+        self.begun = monotonic()
+        self.ended = False  # nothing more will arrive
+        self._peer = peer
+        self._moved = self.begun  # when it last got on
+        self._arrived: deque[Arrived] = deque()
+        self._changed = threading.Condition()
+
+    @property
+    def ready(self) -> bool:
+        """There is a block, or there will be none any more."""
+        if not self._arrived and monotonic() > self._moved + BLOCK_SECONDS:
+            self.cancel()
+        return bool(self._arrived) or self.ended
+
+    def take(self) -> bytearray | None:
+        """The next block's bytes, if they are what the peer says; None: it does not come."""
+        with self._changed:
+            found = self._arrived.popleft() if self._arrived else None
+            self._moved = monotonic()
+            self._changed.notify_all()
+        if found is None:
+            return None
+        if self._peer.checksum(found.data) != found.checksum:
+            self._peer.distrust("its checksum does not match its bytes")
+            self.cancel()
+            return None
+        return found.data
+
+    def cancel(self) -> None:
+        """Nothing more is wanted."""
+        with self._changed:
+            self.ended = True
+            self._arrived.clear()
+            self._changed.notify_all()
+        self._peer.drop(self)
+
+    def put(self, block: Arrived, most: int) -> bool:
+        """A block has arrived; waits while there are `most`. False: it is not wanted any more."""
+        with self._changed:
+            while len(self._arrived) >= most and not self.ended:
+                self._changed.wait()
+            if not self.ended:
+                self._arrived.append(block)
+                self._moved = monotonic()
+            return not self.ended
+
+    def end(self) -> None:
+        """No more blocks come; those that have arrived stay."""
+        self.ended = True
+
+
+class Peer:
+    """One engine; see the module docstring. Made and closed by `Peers`.
+
+    Args:
+        address: HOST:PORT.
+        key: of both engines.
+        identity, nbytes: of the model; see `messages.Open`.
+        checksum: of a block's bytes.
+        wake: called when something of a `Fetch` has changed, on any thread.
+
+    Attributes:
+        known: digests that it has.
+        damaged: blocks that it sent and that were not what they should be.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        key: bytes,
+        identity: bytes,
+        nbytes: int,
+        checksum: Callable[[bytearray], int],
+        wake: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self.known: set[bytes] = set()
+        self.damaged = 0
+        self.checksum = checksum
+        self._key, self._identity, self._nbytes = key, identity, nbytes
+        self._wake = wake
+        self._untrusted_until = 0.0
+        self._fetches: deque[Fetch] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._watching: Link | None = None
+        self._fetching: Link | None = None
+        self._said = ""
+        for run in (self._watch, self._fetch):
+            threading.Thread(target=run, name="tidemill-kv-peer", daemon=True).start()
+
+    def has(self, digest: bytes) -> bool:
+        """It says so, and is believed."""
+        return digest in self.known and monotonic() >= self._untrusted_until
+
+    def fetch(self, names: Sequence[Name]) -> Fetch:
+        """Begin to fetch blocks."""
+        fetch = Fetch(self, names[:MAX_NAMES])
+        with self._changed:
+            self._fetches.append(fetch)
+            self._changed.notify_all()
+        return fetch
+
+    def distrust(self, why: str) -> None:
+        """It sent something damaged."""
+        self.damaged += 1
+        self._untrusted_until = monotonic() + UNTRUSTED_SECONDS
+        _log.warning(
+            "a KV block of the peer %s is not used, and none is fetched for %.0f s: %s",
+            *(self.address, UNTRUSTED_SECONDS, why),
+        )
+
+    def drop(self, fetch: Fetch) -> None:
+        """A fetch was cancelled: what comes of it is not read any more."""
+        with self._changed:
+            if fetch in self._fetches:
+                self._fetches.remove(fetch)
+            elif self._fetching is not None:
+                self._fetching.close()  # cheaper than to read what nobody wants
+        self._wake()
+
+    def close(self) -> None:
+        """End both threads."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            for link in (self._watching, self._fetching):
+                if link is not None:
+                    link.close()
+
+    def _open(self, role: Role) -> Link:
+        link = connect(self.address, self._key, role)
+        try:
+            link.send(Open(self._identity, self._nbytes))
+            if refused := link.receive(Opened).refused:
+                raise LinkError(refused)
+        except BaseException:
+            link.close()
+            raise
+        link.set_timeout(SILENCE_SECONDS)
+        return link
+
+    def _watch(self) -> None:
+        failures = 0
+        while not self._closing:
+            try:
+                self._watching = link = self._open(Role.WATCH)
+                try:
+                    self._say("is reached")
+                    failures = 0
+                    while not self._closing:
+                        self._note(link.receive(Announce))
+                finally:
+                    link.close()
+            except (LinkError, OSError, ValueError) as error:
+                self._say(f"is not used: {error or type(error).__name__}")
+            self.known = set()
+            with self._changed:
+                if not self._closing:
+                    self._changed.wait(AGAIN_SECONDS[min(failures, len(AGAIN_SECONDS) - 1)])
+            failures += 1
+
+    def _say(self, what: str) -> None:
+        if what != self._said and not self._closing:
+            self._said = what
+            _log.info("the peer %s %s", self.address, what)
+
+    def _note(self, told: Announce) -> None:
+        if told.anew:
+            self.known = set()
+        self.known.difference_update(told.removed)
+        if len(self.known) < MAX_KNOWN:
+            self.known.update(told.added)
+
+    def _fetch(self) -> None:
+        while True:
+            with self._changed:
+                while not self._fetches and not self._closing:
+                    self._changed.wait()
+                if self._closing:
+                    return
+                fetch = self._fetches.popleft()
+            try:
+                self._receive(fetch)
+            except (LinkError, OSError, ValueError) as error:
+                _log.info("blocks of the peer %s do not come: %s", self.address, error)
+                self._let_go()
+            except Damaged as error:
+                self.distrust(str(error))
+                self._let_go()
+            finally:
+                fetch.end()
+                self._wake()
+
+    def _let_go(self) -> None:
+        if self._fetching is not None:
+            self._fetching.close()
+            self._fetching = None
+
+    def _receive(self, fetch: Fetch) -> None:
+        if self._fetching is None:
+            self._fetching = self._open(Role.FETCH)
+            self._fetching.set_timeout(BLOCK_SECONDS)
+        link, most = self._fetching, max(2, WINDOW_BYTES // self._nbytes)
+        link.send(Get(tuple(fetch.names)))
+        for name in fetch.names:
+            head = link.receive(Block).header
+            if not head:  # the rest begins with it, and is of no use; others' bytes follow
+                raise LinkError("it does not have them any more")
+            if len(head) != len(header(self._identity, name, self._nbytes, 0)):
+                raise Damaged("its header has another size")
+            checksum = checksum_in(head, self._identity, name, self._nbytes)
+            data = bytearray(self._nbytes)
+            link.read_into(data)
+            if not fetch.put(Arrived(checksum, data), most):
+                raise LinkError("they are not wanted any more")
+            self._wake()
+
+
+class Peers:
+    """All of an engine's peers.
+
+    Args:
+        addresses: HOST:PORT of each.
+        key, identity, nbytes, checksum, wake: see `Peer`.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        key: bytes,
+        identity: bytes,
+        nbytes: int,
+        checksum: Callable[[bytearray], int],
+        wake: Callable[[], None],
+    ) -> None:
+        self.all = [Peer(a, key, identity, nbytes, checksum, wake) for a in addresses]
+
+    def has(self, digest: bytes) -> bool:
+        """Some peer has a block."""
+        return any(peer.has(digest) for peer in self.all)
+
+    def fetch(self, names: Sequence[Name]) -> Fetch | None:
+        """Begin to fetch these blocks, from the peer that has most of them, from the first on."""
+        best: Peer | None = None
+        most = 0
+        for peer in self.all:
+            count = next((i for i, n in enumerate(names) if not peer.has(n[0])), len(names))
+            if count > most:
+                best, most = peer, count
+        return None if best is None else best.fetch(names[:most])
+
+    @property
+    def damaged(self) -> int:
+        """Blocks that were not what they should be."""
+        return sum(peer.damaged for peer in self.all)
+
+    def close(self) -> None:
+        """End all threads."""
+        for peer in self.all:
+            peer.close()

@@ -1,0 +1,147 @@
+"""The listener's side: what there is, and blocks that are asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tidemill.base.log import get_logger
+from tidemill.contract.moves import Name
+from tidemill.transfer.announced import Announced
+from tidemill.transfer.link import Link, LinkError, Role
+from tidemill.transfer.messages import MAX_NAMES, Announce, Block, Get, Open, Opened
+from tidemill.transfer.outbox import LEASE_SECONDS, Outbox
+from tidemill.transfer.record import header
+
+_log = get_logger(__name__)
+
+TELL_SECONDS = 0.05
+BEAT_SECONDS = 1.0
+"""A watcher is told that this engine is there, whether or not there is news."""
+
+DIGESTS = 4096
+"""Of one message."""
+
+AHEAD_BYTES = 32 * 2**20
+"""Blocks that are brought into the outbox before they are sent."""
+
+MAX_LINKS = 64
+SEND_SECONDS = 10.0
+"""That the other side may take to read something."""
+
+
+class BlockServer:
+    """Serves the blocks of one engine on links, each on a thread of its own.
+
+    Args:
+        identity: of the model; see `record.identity_of`.
+        nbytes: bytes of a block.
+        checksum: of a block's bytes, 64 bits.
+        bring: has blocks copied into the outbox, some time soon; on any thread.
+
+    Attributes:
+        announced: what the engine has.
+        outbox: where copies wait.
+        sent: blocks sent.
+    """
+
+    def __init__(
+        self,
+        identity: bytes,
+        nbytes: int,
+        checksum: Callable[[bytearray], int],
+        bring: Callable[[tuple[Name, ...]], None],
+    ) -> None:
+        self.announced = Announced()
+        self.outbox = Outbox(nbytes)
+        self.sent = 0
+        self._identity = identity
+        self._nbytes = nbytes
+        self._checksum = checksum
+        self._bring = bring
+        self._ahead = max(2, min(self.outbox.most // 2, AHEAD_BYTES // nbytes))
+        self._closing = threading.Event()
+        self._links: set[Link] = set()
+
+    def serve(self, link: Link) -> None:
+        """Serve a link on a new thread, until it ends."""
+        if len(self._links) >= MAX_LINKS or self._closing.is_set():
+            link.close()
+            return
+        self._links.add(link)
+        threading.Thread(
+            target=self._run, args=(link,), name="tidemill-kv-peer", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        """End all links."""
+        self._closing.set()
+        for link in tuple(self._links):
+            link.close()
+
+    def _run(self, link: Link) -> None:
+        try:
+            link.set_timeout(SEND_SECONDS)
+            if self._open(link):
+                (self._tell if link.role is Role.WATCH else self._send)(link)
+        except (LinkError, OSError) as error:
+            _log.debug("a connection of a peer has ended: %s", error)
+        except Exception:
+            _log.exception("a connection of a peer ends")
+        finally:
+            self._links.discard(link)
+            link.close()
+
+    def _open(self, link: Link) -> bool:
+        asked = link.receive(Open)
+        if (asked.identity, asked.nbytes) == (self._identity, self._nbytes):
+            link.send(Opened())
+            return True
+        link.send(Opened("it serves another model, or was built or configured differently"))
+        return False
+
+    def _tell(self, link: Link) -> None:
+        seen, silent = None, 0.0
+        while not self._closing.wait(TELL_SECONDS):
+            seen, changes, anew = self.announced.since(seen)
+            silent += TELL_SECONDS
+            if not (changes or anew) and silent < BEAT_SECONDS:
+                continue
+            silent = 0.0
+            for start in range(0, max(1, len(changes)), DIGESTS):
+                # Of a block that came and went the last word counts.
+                last = dict(changes[start : start + DIGESTS])
+                added = tuple(digest for digest, there in last.items() if there)
+                removed = tuple(digest for digest, there in last.items() if not there)
+                link.send(Announce(added, removed, anew and not start))
+
+    def _send(self, link: Link) -> None:
+        while not self._closing.is_set():
+            link.set_timeout(None)
+            names = link.receive(Get).names[:MAX_NAMES]
+            link.set_timeout(SEND_SECONDS)
+            asked = done = 0
+            try:
+                for i, name in enumerate(names):
+                    done = i + 1
+                    if asked - i <= self._ahead // 2:
+                        more = names[asked : i + self._ahead]
+                        asked += len(more)
+                        self._ask(more)
+                    self._send_block(link, name)
+            finally:
+                self.outbox.drop([name[0] for name in names[done:asked]])
+
+    def _ask(self, names: tuple[Name, ...]) -> None:
+        new = set(self.outbox.expect([name[0] for name in names]))
+        if new:
+            self._bring(tuple(name for name in names if name[0] in new))
+
+    def _send_block(self, link: Link, name: Name) -> None:
+        data = self.outbox.take(name[0], LEASE_SECONDS)
+        if data is None:
+            link.send(Block())
+            return
+        head = header(self._identity, name, self._nbytes, self._checksum(data))
+        link.send(Block(head), (data,))
+        self.sent += 1
