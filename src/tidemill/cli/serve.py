@@ -61,6 +61,8 @@ def serve(
     kv_memory: str | None = options.KV_MEMORY,
     kv_ram: str | None = options.KV_RAM,
     kv_disk: str | None = options.KV_DISK,
+    kv_listen: str | None = options.KV_LISTEN,
+    kv_peers: str | None = options.KV_PEERS,
     adapter_memory: str | None = options.ADAPTER_MEMORY,
     threads: int | None = options.THREADS,
     prefix_caching: bool = options.PREFIX_CACHING,

@@ -7,6 +7,7 @@ log". The digest identifies a configuration, so that a client never resumes on a
 from __future__ import annotations
 
 import hashlib
+import re
 from types import NoneType
 from typing import get_args
 
@@ -21,6 +22,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "q8_0", "q4_0", "int8")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
 BLOCK_SIZES = (16, 32, 64, 128)
+HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,\[\]]+):\d{1,5}")
 
 # Larger values are typing errors: their data structures alone would exhaust memory.
 HIGHEST = {
@@ -59,6 +61,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kv_ram: bytes of memory for KV blocks that left the cache; None: none.
         kv_disk: folder for KV blocks that outlive the process, and after a colon how many bytes
             they may take (`base.sizes`); None: none. Engines may share it.
+        kv_listen: HOST:PORT where other engines of the model ask for this one's KV blocks; None:
+            they cannot.
+        kv_peers: HOST:PORT of other engines whose blocks are fetched where that is quicker than to
+            compute them, separated by commas; None: none.
         adapter_memory: bytes that adapters (LoRA) may take; those used least recently leave first.
             None: an eighth of the memory that is free when the first one is loaded.
         threads: compute threads; None: the CPUs this process may use.
@@ -93,6 +99,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_reserve: int | None = None
     kv_ram: int | None = None
     kv_disk: str | None = None
+    kv_listen: str | None = None
+    kv_peers: str | None = None
     adapter_memory: int | None = None
     threads: int | None = None
     prefix_caching: bool = True
@@ -124,9 +132,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise config_error("packed_cache", "packed_cache must be auto, off or a folder")
         if self.kv_disk is not None:
             folder_and_size(self.kv_disk)
-        if (self.kv_ram or self.kv_disk) and not self.prefix_caching:
-            name = "kv_ram" if self.kv_ram else "kv_disk"
-            raise config_error(name, f"{name} keeps what prefix caching finds, which is off")
+        for name in ("kv_listen", "kv_peers"):
+            for address in (getattr(self, name) or "").split(","):
+                if getattr(self, name) is not None and not HOST_AND_PORT.fullmatch(address):
+                    raise config_error(name, f"{name} must be HOST:PORT, got {address!r}")
+        for name in ("kv_ram", "kv_disk", "kv_listen", "kv_peers"):
+            if getattr(self, name) and not self.prefix_caching:
+                raise config_error(name, f"{name} keeps what prefix caching finds, which is off")
         for name, highest in HIGHEST.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= highest:

@@ -21,6 +21,7 @@ class Tier(StrEnum):
 
     RAM = "ram"
     DISK = "disk"
+    PEER = "peer"  # another engine
 
 
 class SaveBlock(msgspec.Struct, frozen=True, array_like=True):
@@ -30,8 +31,9 @@ class SaveBlock(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         save_id: unique for the engine's life.
         name: the content.
-        blocks: the block of each cache group.
-        tiers: which ones; a tier that has it keeps what it has.
+        blocks: the block of each cache group; empty: the content is in a tier, if anywhere.
+        tiers: which ones; a tier that has it keeps what it has. PEER: copy it for those who asked
+            for it (`MoveReport.offers`).
     """
 
     save_id: int
@@ -145,8 +147,10 @@ class MoveReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         loads: that have ended.
         saves: ids of those that have ended, well or not.
         figures: by tier.
+        offers: contents that other engines ask for, each to be answered with a `SaveBlock` to PEER.
     """
 
     loads: tuple[LoadDone, ...] = ()
+    offers: tuple[Name, ...] = ()
     saves: tuple[int, ...] = ()
     figures: tuple[tuple[Tier, TierFigures], ...] = ()

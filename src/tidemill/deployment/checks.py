@@ -11,7 +11,7 @@ from typing import Any
 
 from tidemill.base.errors import TidemillError
 from tidemill.base.sizes import exact_size
-from tidemill.contract.config import folder_and_size
+from tidemill.contract.config import HOST_AND_PORT, folder_and_size
 from tidemill.contract.quotas import Limits, parse_limits
 from tidemill.contract.request import ADAPTER_NAME, ADAPTER_NAME_RULE
 from tidemill.contract.speculation import available, read_setting
@@ -123,6 +123,18 @@ def _read_packed_cache(value: Any, base: Path) -> str:
     return str(found)
 
 
+def _read_address(value: Any, _: Path) -> str:
+    if type(value) is not str or not HOST_AND_PORT.fullmatch(value):
+        raise ValueError
+    return value
+
+
+def _read_addresses(value: Any, base: Path) -> str:
+    if type(value) is not str:
+        raise ValueError
+    return ",".join(_read_address(one.strip(), base) for one in value.split(","))
+
+
 def _read_kv_disk(value: Any, base: Path) -> str:
     try:
         folder, size = folder_and_size(str(kinds.text().read(value, base)))
@@ -217,5 +229,7 @@ ADAPTERS = Kind("a table of names and paths of adapters", _read_adapters)
 LIMITS = Kind("a table of limits (docs/quotas.md)", _read_limits, show=_show_limits)
 ISA = Kind(f"one of {', '.join(ISAS)}", _read_isa)
 SPECULATE = Kind("one of " + ", ".join(map(literal, available())), _read_speculate)
+ADDRESS = Kind("HOST:PORT", _read_address)
+ADDRESSES = Kind("HOST:PORT, several of them separated by commas", _read_addresses)
 KV_DISK = Kind("a folder, or a folder, a colon and a size", _read_kv_disk)
 PACKED_CACHE = Kind('a folder, "auto" or "off"', _read_packed_cache)

@@ -462,6 +462,16 @@ MODEL = (
         "it. Default: none.",
     ),
     _engine(
+        *("kv_listen", checks.ADDRESS),
+        "HOST:PORT where other servers of the model ask for this one's KV blocks; the key is in "
+        "the variable TIDEMILL_KV_KEY. Default: nowhere. See docs/kv-transfer.md.",
+    ),
+    _engine(
+        *("kv_peers", checks.ADDRESSES),
+        "HOST:PORT of other servers' kv_listen, separated by commas: their KV blocks are fetched "
+        "where that is quicker than to compute them. Default: none.",
+    ),
+    _engine(
         *("adapter_memory", kinds.size()),
         "Memory that adapters (LoRA) may take; those used least recently leave first. Default: an "
         "eighth of what is free when the first one is loaded.",

@@ -829,6 +829,7 @@ def _tiers_of(opened: OpenedExecutor, memory: KVMemory) -> Tiers:
         AHEAD_STEPS * memory.blocks_for(info.max_step_tokens),
         executor.tier_of,
         executor.move,
+        executor.announce if opened.listens else None,
     )
 
 

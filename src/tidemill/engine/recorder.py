@@ -103,6 +103,10 @@ class RecordingExecutor:
         """See Executor."""
         self._executor.report_moves(report)
 
+    def announce(self, digest: bytes, there: bool) -> None:
+        """See Executor."""
+        self._executor.announce(digest, there)
+
     def tier_of(self, digest: bytes) -> Tier | None:
         """See Executor."""
         return self._executor.tier_of(digest)

@@ -69,6 +69,9 @@ class Executor(Protocol):
     def report_moves(self, report: Callable[[MoveReport], None]) -> None:
         """Call this with what has ended, on any thread. Before the first move."""
 
+    def announce(self, digest: bytes, there: bool) -> None:
+        """Tell other engines that the cache has a block of a digest, or not any more."""
+
     def tier_of(self, digest: bytes) -> Tier | None:
         """The nearest tier that has a block of a digest, good or not; on any thread."""
 

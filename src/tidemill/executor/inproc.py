@@ -65,6 +65,10 @@ class InprocExecutor:
         """See Executor."""
         self._runner.report_moves(report)
 
+    def announce(self, digest: bytes, there: bool) -> None:
+        """See Executor."""
+        self._runner.announce(digest, there)
+
     def tier_of(self, digest: bytes) -> Tier | None:
         """See Executor."""
         return self._runner.tier_of(digest)
@@ -131,6 +135,7 @@ class OpenedExecutor:
         recurrent: the model has recurrent layers.
         snapshots: number of state snapshots of a recurrent model.
         tiers: what lies below the device, the nearest first.
+        listens: other engines ask for its blocks.
         sliced_layers: the model's layers, if a row's can be computed in several steps; else 0.
     """
 
@@ -143,6 +148,7 @@ class OpenedExecutor:
     snapshots: int = 0
     sliced_layers: int = 0
     tiers: tuple[Tier, ...] = ()
+    listens: bool = False
 
 
 def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> OpenedExecutor:
@@ -165,4 +171,5 @@ def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> Opened
         snapshots=loaded.snapshots,
         sliced_layers=len(spec.layers) if backend.slices_layers and not recurrent else 0,
         tiers=loaded.runner.tiers,
+        listens=loaded.runner.mover is not None and loaded.runner.mover.listens,
     )

@@ -17,6 +17,7 @@ from tidemill.contract.moves import (
     LoadBlocks,
     LoadDone,
     MoveReport,
+    Name,
     SaveBlock,
     Tier,
     TierFigures,
@@ -26,7 +27,7 @@ from tidemill.contract.moves import (
 from tidemill.memory.lease import KVMemory, Lease
 from tidemill.memory.prefix import BlockKey
 
-FIRST_BANDWIDTH = {Tier.RAM: 2e9, Tier.DISK: 2e8}
+FIRST_BANDWIDTH = {Tier.RAM: 2e9, Tier.DISK: 2e8, Tier.PEER: 5e7}
 """Bytes per second until a load was measured: low ones, as what is never tried is never measured
 better than this, and what is slower than this is rare."""
 
@@ -69,6 +70,8 @@ class Tiers:
         look_ahead: blocks to be evicted next that are saved in RAM before.
         tier_of: the nearest tier that has a block of a digest, good or not; on any thread.
         send: begins moves.
+        announce: tells other engines that a block of a digest is here, or not any more; None:
+            nobody asks.
 
     Attributes:
         loads: in progress, by id.
@@ -86,7 +89,11 @@ class Tiers:
         look_ahead: int,
         tier_of: Callable[[bytes], Tier | None],
         send: Callable[[BlockMoves], None],
+        announce: Callable[[bytes, bool], None] | None = None,
     ) -> None:
+        self._announce = announce
+        self._own = tuple(tier for tier in tiers if tier is not Tier.PEER)
+        self._offers: dict[bytes, int] = {}  # digest -> id of the copy for another engine
         self.tiers = tiers
         self.tier_of = tier_of
         self.loads: dict[int, Load] = {}
@@ -111,11 +118,16 @@ class Tiers:
 
     def published(self, key: BlockKey, blocks: tuple[int, ...]) -> None:
         """A block is full, and findable from now on."""
+        if self._announce is not None:
+            self._announce(key.digest, True)
         if Tier.DISK in self.tiers:
             self._save(key, blocks, Tier.DISK)
 
     def evicted(self, key: BlockKey) -> None:
         """See `BlockWatcher`."""
+        if self._announce is not None and self.tier_of(key.digest) in (None, Tier.PEER):
+            self._announce(key.digest, False)
+        self._end_offer(key.digest)
         save_id = self._saving.pop(key.digest, None)
         if save_id is None:
             return
@@ -129,10 +141,30 @@ class Tiers:
 
     def moved(self, key: BlockKey) -> None:
         """See `BlockWatcher`."""
+        self._end_offer(key.digest)
         if key.digest in self._saving:
             self.evicted(key)
             self.lost -= 1
             self._again.append(key)
+
+    def offer(self, names: Iterable[Name]) -> None:
+        """Have blocks copied that other engines ask for."""
+        saves = []
+        for name in names:
+            key = BlockKey(*name)
+            if key.digest not in self._offers:
+                save_id = self._offers[key.digest] = next(self._ids)
+                self._digests[save_id] = key.digest
+                blocks = self._memory.blocks_under(key) or ()
+                saves.append(SaveBlock(save_id, key, blocks, (Tier.PEER,)))
+        if saves:
+            self._send(BlockMoves(saves=tuple(saves)))
+
+    def _end_offer(self, digest: bytes) -> None:
+        save_id = self._offers.pop(digest, None)
+        if save_id is not None:
+            del self._digests[save_id]
+            self._send(BlockMoves(cancelled_saves=(save_id,)))
 
     def _save(self, key: BlockKey, blocks: tuple[int, ...], *tiers: Tier) -> None:
         if key.digest in self._saving or len(self._saving) >= MOST_SAVES:
@@ -193,8 +225,8 @@ class Tiers:
         again, self._again = self._again, []
         for key in again:
             blocks = self._memory.blocks_under(key)
-            if blocks is not None:
-                self._save(key, blocks, *self.tiers)
+            if blocks is not None and self._own:
+                self._save(key, blocks, *self._own)
         if Tier.RAM in self.tiers:
             self._save_next_evicted()
         if self._saves or self._new:
@@ -212,7 +244,9 @@ class Tiers:
         for save_id in report.saves:
             digest = self._digests.pop(save_id, None)
             if digest is not None:
-                del self._saving[digest]
+                held = self._offers if self._offers.get(digest) == save_id else self._saving
+                del held[digest]
+        self.offer(report.offers)
         self.figures.update(report.figures)
         return [self._ended(done) for done in report.loads]
 
@@ -224,6 +258,8 @@ class Tiers:
         good = done.blocks if load.emptied == self._memory.emptied else 0
         for i, key in enumerate(load.keys[:good]):
             load.lease.publish(load.first + i, key)
+            if self._announce is not None:
+                self._announce(key.digest, True)
         load.lease.close()
         for one in done.traffic:
             self.brought[one.tier] += one.blocks * self._memory.block_size

@@ -8,6 +8,7 @@ bytes, which follow some, are covered by the checksum in that message alone.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
@@ -166,10 +167,8 @@ class Link:
 
     def close(self) -> None:
         """End the connection; whoever waits for it is woken. On any thread."""
-        try:
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._socket.close()
 
     def _read(self, size: int) -> bytes:

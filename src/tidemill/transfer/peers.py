@@ -60,10 +60,16 @@ class Fetch:
         self.names = names
         self.begun = monotonic()
         self.ended = False  # nothing more will arrive
+        self.taken = 0
         self._peer = peer
         self._moved = self.begun  # when it last got on
         self._arrived: deque[Arrived] = deque()
         self._changed = threading.Condition()
+
+    @property
+    def complete(self) -> bool:
+        """All blocks have been taken."""
+        return self.taken == len(self.names)
 
     @property
     def ready(self) -> bool:
@@ -84,6 +90,7 @@ class Fetch:
             self._peer.distrust("its checksum does not match its bytes")
             self.cancel()
             return None
+        self.taken += 1
         return found.data
 
     def cancel(self) -> None:

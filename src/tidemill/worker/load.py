@@ -238,7 +238,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
 def _open_tiers(
     config: EngineConfig, backend: Backend, identity: str, progress: Progress
 ) -> Mover | None:
-    if not config.kv_ram and not config.kv_disk:
+    if not any((config.kv_ram, config.kv_disk, config.kv_listen, config.kv_peers)):
         return None
     from tidemill.worker.tiers.opening import open_tiers
 

@@ -223,6 +223,11 @@ class Runner:
         assert self.mover is not None
         self.mover.report = report
 
+    def announce(self, digest: bytes, there: bool) -> None:
+        """See executor.base.Executor."""
+        assert self.mover is not None
+        self.mover.announce(digest, there)
+
     def tier_of(self, digest: bytes) -> Tier | None:
         """See executor.base.Executor."""
         return None if self.mover is None else self.mover.tier_of(digest)

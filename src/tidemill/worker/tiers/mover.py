@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -36,11 +36,19 @@ from tidemill.contract.moves import (
 from tidemill.worker.tiers.disk import DiskTier
 from tidemill.worker.tiers.ram import RamTier
 
+if TYPE_CHECKING:
+    from tidemill.transfer.link import Link
+    from tidemill.transfer.peers import Fetch, Peers
+    from tidemill.transfer.serving import BlockServer
+
 _log = get_logger(__name__)
 
 NICENESS = 10
 """Of the thread, where the system has niceness per thread. Where all cores compute, moves get about
 a tenth of one, and a step with running streams takes that much longer at most."""
+
+FETCH_LOOK_SECONDS = 0.25
+"""Between looks at whether a peer has been silent for too long."""
 
 REPORT_SAVES = 64
 """Ended saves are reported together, so many at most, or when there is nothing else to do."""
@@ -56,13 +64,22 @@ class BlockCache(Protocol):
     def write_blocks(self, group: int, blocks: Int32, data: UInt8) -> None: ...
 
 
+class Closing(Protocol):
+    """What has to be closed."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True)
 class _Load:
-    """A load in progress: how many of its blocks are there, and what that took by tier."""
+    """A load in progress: how many of its blocks are there, what that took by tier, and what comes
+    of a peer."""
 
     what: LoadBlocks
     count: int = 0
     traffic: dict[Tier, list[float]] = field(default_factory=dict)
+    fetch: Fetch | None = None
+    fetched: float = 0.0  # when the latest block of a peer came, or was asked for
 
 
 class Mover:
@@ -70,18 +87,30 @@ class Mover:
 
     Args:
         cache: what blocks are read from and written to.
-        ram, disk: the tiers there are, at least one.
+        ram, disk: the tiers there are.
 
     Attributes:
         tiers: those there are, the nearest first.
         report: called with what has ended, on the thread that works.
+        peers: other engines; their changes must wake this (`wake`).
+        server: serves blocks to others.
+        on_requests: takes connections of other servers that send requests; None: they are ended.
     """
 
-    def __init__(self, cache: BlockCache, ram: RamTier | None, disk: DiskTier | None) -> None:
+    def __init__(
+        self,
+        cache: BlockCache,
+        ram: RamTier | None,
+        disk: DiskTier | None,
+    ) -> None:
         self.report: Callable[[MoveReport], None] = lambda report: None
+        self.on_requests: Callable[[Link], None] | None = None
         self.tiers = tuple(
             t for t, held in ((Tier.RAM, ram), (Tier.DISK, disk)) if held is not None
         )
+        self.peers: Peers | None = None
+        self.server: BlockServer | None = None
+        self._closed_first: tuple[Closing, ...] = ()
         self._cache = cache
         self._ram, self._disk = ram, disk
         self._sizes = cache.block_bytes()
@@ -96,6 +125,12 @@ class Mover:
         self._closing = False
         self._thread: threading.Thread | None = None
 
+    def attach(self, peers: Peers | None, server: BlockServer | None, *more: Closing) -> None:
+        """Other engines; before `start`. `more` are closed first."""
+        self.peers, self.server = peers, server
+        self.tiers = (*self.tiers, Tier.PEER)
+        self._closed_first = tuple(one for one in (*more, peers, server) if one is not None)
+
     def start(self) -> None:
         """Work on a thread of its own, until `close`."""
         self._thread = threading.Thread(target=self._run, name="tidemill-tiers", daemon=True)
@@ -107,13 +142,36 @@ class Mover:
             return Tier.RAM
         if self._disk is not None and self._disk.has(digest):
             return Tier.DISK
+        if self.peers is not None and self.peers.has(digest):
+            return Tier.PEER
         return None
+
+    @property
+    def listens(self) -> bool:
+        """Other engines ask for this one's blocks."""
+        return self.server is not None
+
+    def announce(self, digest: bytes, there: bool) -> None:
+        """The cache has a block from now on, or no tier has it any more."""
+        if self.server is not None:
+            self.server.announced.note(digest, there=there)
+
+    def bring(self, names: tuple[Name, ...]) -> None:
+        """Other engines ask for blocks. On any thread."""
+        self.report(MoveReport(offers=names))
+
+    def wake(self) -> None:
+        """Something of a peer has changed. On any thread."""
+        with self._wake:
+            self._wake.notify()
 
     def begin(self, moves: BlockMoves) -> None:
         """Begin moves, and cancel others; `BlockMoves.after` is the caller's business."""
         with self._wake:
             for save_id in moves.cancelled_saves:
-                self._saves.pop(save_id, None)
+                dropped = self._saves.pop(save_id, None)
+                if dropped is not None and self.server is not None:
+                    self.server.outbox.put(dropped.name[0], None)
                 if self._saving == save_id:
                     self._saving = None
             self._unwanted.update(moves.cancelled_loads)
@@ -124,7 +182,7 @@ class Mover:
     def work(self) -> bool:
         """Move a block; False if there is nothing to do."""
         with self._wake:
-            load = self._loads.popleft() if self._loads else None
+            load = self._next_load()
             save = None
             if load is None and self._saves:
                 save = self._saves.pop(next(iter(self._saves)))
@@ -141,11 +199,28 @@ class Mover:
             self._tell()
         return load is not None or save is not None
 
+    def _next_load(self) -> _Load | None:
+        """The next load that gets on."""
+        for load in self._loads:
+            if self._gets_on(load):
+                self._loads.remove(load)
+                return load
+        return None
+
+    def _gets_on(self, load: _Load) -> bool:
+        unwanted = self._closing or load.what.load_id in self._unwanted
+        return load.fetch is None or unwanted or load.fetch.ready
+
     def _continue(self, load: _Load) -> None:
         names = load.what.names
         try:
             wanted = not self._closing and load.what.load_id not in self._unwanted
+            before = load.fetch
             good = wanted and self._bring(load, names[load.count])
+            if load.fetch is not None and load.fetch is not before:  # it was asked for just now
+                with self._wake:
+                    self._loads.append(load)
+                return
         except Exception:
             _log.exception("KV blocks could not be brought back; they are computed")
             good = False
@@ -155,6 +230,8 @@ class Mover:
                 self._loads.append(load)
             return
         self._unwanted.discard(load.what.load_id)
+        if load.fetch is not None:
+            load.fetch.cancel()
         traffic = tuple(
             TierTraffic(tier, int(blocks), int(nbytes), seconds)
             for tier, (blocks, nbytes, seconds) in load.traffic.items()
@@ -167,13 +244,17 @@ class Mover:
         if data is None and self._disk is not None and self._disk.load(name, self._buffer):
             tier, data = Tier.DISK, self._buffer
         if data is None:
+            tier, data = Tier.PEER, self._fetched(load)
+            begun = load.fetched
+        if data is None:
             return False
         at = 0
         for group, block in enumerate(load.what.blocks[load.count]):
             size = self._sizes[group]
             self._cache.write_blocks(group, np.array([block], np.int32), data[at : at + size])
             at += size
-        seconds = monotonic() - begun
+        now = monotonic()
+        seconds, load.fetched = now - begun, now
         taken = load.traffic.setdefault(tier, [0.0, 0.0, 0.0])
         for i, more in enumerate((1, data.nbytes, seconds)):
             taken[i] += more
@@ -181,27 +262,61 @@ class Mover:
         self._moved[tier] = blocks + 1, nbytes + data.nbytes, before + seconds
         return True
 
+    def _fetched(self, load: _Load) -> UInt8 | None:
+        """The next block from a peer, where one is there; else it may have been asked for now."""
+        if self.peers is None:
+            return None
+        if load.fetch is None or load.fetch.complete:
+            load.fetch = self.peers.fetch(load.what.names[load.count :])
+            load.fetched = monotonic()
+            return None
+        data = load.fetch.take()
+        return None if data is None else np.frombuffer(data, np.uint8)
+
+    def _lend(self, save: SaveBlock) -> None:
+        """Copy a block for those who asked for it, if there still are some."""
+        assert self.server is not None
+        name, outbox = save.name, self.server.outbox
+        found: UInt8 | None = None
+        if not outbox.wants(name[0]):
+            outbox.put(name[0], None)
+            return
+        if save.blocks:
+            if self._read(save):
+                found = self._buffer
+        else:
+            found = None if self._ram is None else self._ram.find(name)
+            if found is None and self._disk is not None and self._disk.load(name, self._buffer):
+                found = self._buffer
+        outbox.put(name[0], None if found is None else bytearray(found.data))
+
     def _save(self, save: SaveBlock) -> None:
+        if Tier.PEER in save.tiers:
+            self._lend(save)
+            return
         ram = self._ram if Tier.RAM in save.tiers else None
         disk = self._disk if Tier.DISK in save.tiers else None
         digest = save.name[0]
         ram = None if ram is None or ram.has(digest) else ram
         disk = None if disk is None or disk.has(digest) else disk
-        if ram is None and disk is None:
+        if (ram is None and disk is None) or not self._read(save):
             return
+        if ram is not None:
+            ram.save(save.name, self._buffer)
+        if disk is not None:
+            disk.save(save.name, self._buffer)
+
+    def _read(self, save: SaveBlock) -> bool:
+        """Read the cache's blocks of a save; False: they were handed out meanwhile."""
         at = 0
         for group, block in enumerate(save.blocks):
             out = self._buffer[at : at + self._sizes[group]]
             self._cache.read_blocks(group, np.array([block], np.int32), out)
             at += self._sizes[group]
         with self._wake:
-            if self._saving is None:  # the block was handed out: this may be half of another
-                return
-            self._saving = None
-        if ram is not None:
-            ram.save(save.name, self._buffer)
-        if disk is not None:
-            disk.save(save.name, self._buffer)
+            # If the block was handed out, this may be half of another.
+            good, self._saving = self._saving is not None, None
+            return good
 
     def _tell(self, *loads: LoadDone) -> None:
         ended, self._ended = tuple(self._ended), []
@@ -213,6 +328,18 @@ class Mover:
             if held is not None:
                 blocks, nbytes, seconds = self._moved[tier]
                 found.append((tier, held.figures(blocks, nbytes, seconds)))
+        if Tier.PEER in self.tiers:
+            blocks, nbytes, seconds = self._moved[Tier.PEER]
+            server, peers = self.server, self.peers
+            figures = TierFigures(
+                held_bytes=0 if server is None else server.outbox.held_bytes,
+                saved_blocks=0 if server is None else server.sent,
+                loaded_blocks=blocks,
+                loaded_bytes=nbytes,
+                load_seconds=seconds,
+                damaged_blocks=0 if peers is None else peers.damaged,
+            )
+            found.append((Tier.PEER, figures))
         return tuple(found)
 
     def close(self, seconds: float = 0.0) -> None:
@@ -220,12 +347,19 @@ class Mover:
         with self._wake:
             self._closing = True
             self._wake.notify()
+        for one in self._closed_first:
+            one.close()
         if self._thread is None:
             return
         self._thread.join(seconds)
         with self._wake:
             self._saves.clear()
         self._thread.join()
+
+    def _has_work(self) -> bool:
+        if self._saves or self._closing or self._ended:
+            return True
+        return any(map(self._gets_on, self._loads))
 
     def _run(self) -> None:
         if sys.platform == "linux":
@@ -238,5 +372,5 @@ class Mover:
             with self._wake:
                 if self._closing and not worked:
                     return
-                while not (self._loads or self._saves or self._closing or self._ended):
-                    self._wake.wait()
+                while not self._has_work():
+                    self._wake.wait(FETCH_LOOK_SECONDS if self._loads else None)

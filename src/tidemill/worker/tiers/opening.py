@@ -24,7 +24,7 @@ def open_tiers(
     """The mover of an engine, started.
 
     Args:
-        config: its `kv_ram` and `kv_disk` count, at least one of them set.
+        config: its `kv_*` settings count, at least one of them set.
         backend: with its cache allocated.
         identity: of the weights and how they compute.
         progress: called with a line for each tier.
@@ -33,7 +33,8 @@ def open_tiers(
         TidemillError: UNSUPPORTED for models whose prefixes are more than blocks, CONFIG for sizes
             that hold no block and folders that cannot be written.
     """
-    asked = "kv_ram" if config.kv_ram else "kv_disk"
+    names = ("kv_ram", "kv_disk", "kv_listen", "kv_peers")
+    asked = next(name for name in names if getattr(config, name))
     spec = backend.spec
     if spec.foreign is not None or spec.state_bytes or not spec.causal:
         raise unsupported(
@@ -57,22 +58,32 @@ def open_tiers(
             f"{disk.held() / _GIB:.2f} GiB used ({nbytes / _MIB:.2f} MiB per block)"
         )
     mover = Mover(backend, ram, disk)
+    if config.kv_listen or config.kv_peers:
+        from tidemill.worker.tiers.peers import open_peers  # few have any
+
+        open_peers(config, mover, _identity(backend, identity), backend, progress)
     mover.start()
     return mover
 
 
+def _identity(backend: Backend, identity: str) -> bytes:
+    """Equal ones, equal bytes of equal blocks."""
+    options = backend.options
+    # The angles of positions can depend on the context's length.
+    return identity_of(
+        (
+            *(build_id(), identity, repr(backend.spec), options.kv_dtype, options.block_size),
+            *(options.max_positions, *backend.block_bytes()),
+        )
+    )
+
+
 def _open_disk(setting: str, backend: Backend, identity: str, nbytes: int) -> DiskTier:
     folder, limit = folder_and_size(setting)
-    options = backend.options
-    # Equal parts, equal bytes. The angles of positions can depend on the context's length.
-    parts = (
-        *(build_id(), identity, repr(backend.spec), options.kv_dtype, options.block_size),
-        *(options.max_positions, *backend.block_bytes()),
-    )
     if limit is not None and limit < 2 * nbytes:
         raise config_error("kv_disk", f"kv_disk: {limit} bytes hold no block of {nbytes} bytes")
     path = Path(folder).expanduser()
     try:
-        return DiskTier(path, limit, identity_of(parts), nbytes, backend.checksum)
+        return DiskTier(path, limit, _identity(backend, identity), nbytes, backend.checksum)
     except OSError as error:
         raise config_error("kv_disk", f"kv_disk: {folder} cannot be used: {error}") from error
