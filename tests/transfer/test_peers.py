@@ -158,9 +158,8 @@ def _send(link: Link, head: bytes, data: bytes) -> None:
 
 
 def _good(link: Link, number: int) -> None:
-    _send(
-        link, number, header(MODEL, name_of(number), SIZE, crc32(data_of(number))), data_of(number)
-    )
+    data = data_of(number)
+    _send(link, header(MODEL, name_of(number), SIZE, crc32(data)), data)
 
 
 def flipped(link: Link, get: Get) -> None:
