@@ -238,14 +238,14 @@ def test_who_does_not_know_the_key_learns_nothing() -> None:
                         got += part
                 except OSError:
                     pass
-                assert len(got) <= 56  # its greeting: a random number
+                assert len(got) <= 56  # its hello: a random number
         with pytest.raises((LinkError, OSError)):
             connect(address, OTHER, Role.FETCH)
 
 
 def test_messages_between_cannot_be_changed() -> None:
     one, middle = socket.socketpair(), socket.socketpair()
-    greeting = 56 + 16  # a random number and a proof
+    proven = 56 + 16  # a random number and a proof
 
     def pass_on(source: socket.socket, target: socket.socket, *, change: int) -> None:
         at = 0
@@ -256,7 +256,7 @@ def test_messages_between_cannot_be_changed() -> None:
                 at += len(data)
                 target.sendall(data)
 
-    ways = [(one[1], middle[0], greeting + 30), (middle[0], one[1], -1)]
+    ways = [(one[1], middle[0], proven + 30), (middle[0], one[1], -1)]
     for source, target, change in ways:
         threading.Thread(
             target=pass_on, args=(source, target), kwargs={"change": change}, daemon=True

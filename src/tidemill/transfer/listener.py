@@ -12,7 +12,7 @@ from tidemill.transfer.link import Link, LinkError, accept, host_and_port
 
 _log = get_logger(__name__)
 
-MAX_GREETING = 16
+MAX_UNPROVEN = 16
 """Connections that have not proved yet that they know the key; further ones are closed."""
 
 
@@ -39,7 +39,7 @@ class Listener:
         self.address = f"[{found[0]}]:{found[1]}" if ":" in found[0] else f"{found[0]}:{found[1]}"
         self._key = key
         self._on_link = on_link
-        self._greeting = threading.Semaphore(MAX_GREETING)
+        self._unproven = threading.Semaphore(MAX_UNPROVEN)
         self._thread = threading.Thread(target=self._run, name="tidemill-kv-listen", daemon=True)
         self._thread.start()
 
@@ -56,19 +56,19 @@ class Listener:
                 found, address = self._socket.accept()
             except OSError:
                 return
-            if not self._greeting.acquire(blocking=False):
+            if not self._unproven.acquire(blocking=False):
                 found.close()
                 continue
             threading.Thread(
-                target=self._greet, args=(found, address), name="tidemill-kv-greet", daemon=True
+                target=self._handshake, args=(found, address), name="tidemill-kv-proof", daemon=True
             ).start()
 
-    def _greet(self, found: socket.socket, address: tuple[object, ...]) -> None:
+    def _handshake(self, found: socket.socket, address: tuple[object, ...]) -> None:
         try:
             link = accept(found, self._key)
         except (LinkError, OSError) as error:
             _log.warning("a connection from %s is not let in: %s", address[0], error)
             return
         finally:
-            self._greeting.release()
+            self._unproven.release()
         self._on_link(link)
