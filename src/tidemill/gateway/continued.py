@@ -14,10 +14,9 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tidemill.gateway.asked import Asked
-from tidemill.gateway.wire.kinds import CHAT
+from tidemill.gateway.framed import is_comment
+from tidemill.gateway.shapes import SHAPES, Event, Key, Shape
 from tidemill.server.errors import reject
 
 if TYPE_CHECKING:
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
 MAX_SENT_BYTES = 4 << 20
 """Of an answer that can be gone on with."""
 
-_PATHS = frozenset({CHAT, "/v1/completions"})
-_PER_TOKEN = ("logprobs", "top_logprobs", "return_token_ids", "prompt_logprobs", "echo")
+_PER_TOKEN = (
+    *("logprobs", "top_logprobs", "return_token_ids", "prompt_logprobs", "echo", "include"),
+)
 """Members whose answers have more than texts for each token."""
-
-Key = tuple[Any, ...]
 
 
 def seeded(asked: Asked, random: Random) -> Asked:
-    """A request whose tokens are decided: with a seed, where it streams and has none."""
-    if not (asked.stream and asked.path in _PATHS):
+    """A request whose tokens are decided: with a seed, where it streams and has none. Dialects
+    without a seed get it in a header."""
+    if not (asked.stream and asked.path in SHAPES):
         return asked
     if bytes(asked.members.get("seed", b"null")).strip() != b"null":
         return asked
@@ -46,24 +45,28 @@ def continues(opened: Opened) -> bool:
     """Whether another engine can go on with an answer."""
     asked = opened.route.asked
     plain = all(
-        bytes(asked.members.get(name, b"null")).strip() in (b"null", b"false", b"0")
+        bytes(asked.members.get(name, b"null")).strip() in (b"null", b"false", b"0", b"[]")
         for name in _PER_TOKEN
     )
-    return opened.route.target.kind.continues and asked.path in _PATHS and plain
+    return opened.route.target.kind.continues and asked.path in SHAPES and plain
 
 
 class Continuation:
     """What the client has of an answer; its parts pass through `take`.
 
     Args:
-        opened: the answer.
+        shape: of the answer's stream.
     """
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
         self._sent: list[bytes] | None = []
         self._size = 0
         self._left: dict[Key, str] | None = None  # while a second answer repeats what was sent
-        self._envelope: dict[str, Any] = {}
+        self._once: dict[Key, Event] = {}  # events that the client has, by their keys
+        self._first: Event | None = None
+        self._names: dict[str, str] = {}  # identities of the second answer -> of the first
+        self._number = 0  # events that the client has
 
     @property
     def possible(self) -> bool:
@@ -76,7 +79,7 @@ class Continuation:
         Raises:
             Rejection: it is not the answer that was begun.
         """
-        if self._left is not None:
+        if self._left is not None and not is_comment(part):
             part = b"".join(self._rest_of(part))
         if self._sent is not None and part:
             self._size += len(part)
@@ -89,78 +92,73 @@ class Continuation:
         """From now on the parts are those of a second answer, from its beginning."""
         assert self._sent is not None
         left: defaultdict[Key, str] = defaultdict(str)
-        for event in _events(b"".join(self._sent)):
-            if isinstance(event, dict):
-                self._envelope = self._envelope or {
-                    name: event[name] for name in ("id", "created") if name in event
-                }
-                for key, text in _texts(event):
-                    left[key] += text
+        self._once, self._first, self._names, self._number = {}, None, {}, 0
+        for event in self._shape.split(b"".join(self._sent)):
+            if event is None:
+                continue
+            self._first = self._first or event
+            self._number += 1
+            key = self._shape.once(event)
+            if key is not None:
+                self._once[key] = event
+            for place, where, name in self._shape.places(event):
+                left[place] += where[name]
         self._left = left
 
     def _rest_of(self, part: bytes) -> Iterator[bytes]:
         assert self._left is not None
-        for event in _events(part):
-            if not isinstance(event, dict):
+        shape = self._shape
+        for event in shape.split(part):
+            if event is None:
                 yield b"data: [DONE]\n\n"
-            elif "error" in event:
-                yield b"data: " + msgspec.json.encode(event) + b"\n\n"
-            elif _cut(event, self._left):
-                yield b"data: " + msgspec.json.encode({**event, **self._envelope}) + b"\n\n"
+            elif "error" in event and event.get("type") in (None, "error"):
+                yield shape.join(event)
+            elif (key := shape.once(event)) is not None and key in self._once:
+                if shape.renamed:
+                    _pair(self._once[key], event, self._names)
+            elif key is not None or _cut(event, self._left, shape):
+                found = shape.fits(event, self._first, self._number)
+                self._number += 1
+                yield shape.join(_renamed(found, self._names) if self._names else found)
 
 
-def _events(data: bytes) -> Iterator[Any]:
-    """Decoded events; None: the end."""
-    for event in data.replace(b"\r\n", b"\n").split(b"\n\n"):
-        text = b"".join(
-            line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")
-        )
-        if text == b"[DONE]":
-            yield None
-        elif text:
-            yield msgspec.json.decode(text)
+def _pair(first: Any, second: Any, names: dict[str, str]) -> None:
+    """Note which identity of a second answer is which of the first."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        for name, value in first.items():
+            other = second.get(name)
+            known = name == "id" or name.endswith("_id")
+            if known and isinstance(value, str) and isinstance(other, str) and value != other:
+                names[other] = value
+            else:
+                _pair(value, other, names)
+    elif isinstance(first, list) and isinstance(second, list):
+        for one, other in zip(first, second, strict=False):
+            _pair(one, other, names)
 
 
-def _places(event: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any], str]]:
-    """Every text that grows over the events of one answer: its key, and where it stands."""
-    for choice in event.get("choices", ()):
-        index = choice.get("index", 0)
-        if isinstance(choice.get("text"), str):
-            yield (index, "text"), choice, "text"
-        delta = choice.get("delta") or {}
-        for name, value in delta.items():
-            if isinstance(value, str):
-                yield (index, name), delta, name
-        for call in delta.get("tool_calls") or ():
-            place = (index, "call", call.get("index", 0))
-            function = call.get("function") or {}
-            for name in ("name", "arguments"):
-                if isinstance(function.get(name), str):
-                    yield (*place, name), function, name
-            for name in ("id", "type"):
-                if isinstance(call.get(name), str):
-                    yield (*place, name), call, name
-        if isinstance(choice.get("finish_reason"), str):
-            yield (index, "finish"), choice, "finish_reason"
-
-
-def _texts(event: dict[str, Any]) -> Iterator[tuple[Key, str]]:
-    for key, where, name in _places(event):
-        yield key, where[name]
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, dict):
+        return {name: _renamed(one, names) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_renamed(one, names) for one in value]
+    return value
 
 
 _IDENTITIES = frozenset({"id"})
 """Names that every answer makes anew."""
 
 
-def _cut(event: dict[str, Any], left: dict[Key, str]) -> bool:
+def _cut(event: Event, left: dict[Key, str], shape: Shape) -> bool:
     """Take what was sent out of an event; whether anything is left of it.
 
     Raises:
         Rejection: it is not what was sent.
     """
-    some = "usage" in event and bool(event["usage"])
-    places = list(_places(event))
+    some = bool(event.get("usage"))
+    places = list(shape.places(event))
     for key, where, name in places:
         text, sent = where[name], left.get(key, "")
         if not sent:

@@ -9,6 +9,7 @@ import msgspec
 
 from tidemill.gateway.continued import Continuation, continues
 from tidemill.gateway.framed import Ends, Whole, is_comment, without_usage
+from tidemill.gateway.shapes import SHAPES
 from tidemill.gateway.wire.kinds import CHAT
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Passage:
         self.ends = Ends()
         self._events = b"event-stream" in opened.content_type
         self._whole = Whole(events=self._events)
-        self._sent = Continuation(opened) if continues(opened) else None
+        self._sent = Continuation(SHAPES[asked.path]) if continues(opened) else None
         self._made = opened.translator
         self._marked = asked.path in MARKED and self._made is None and self._events
         self._strips = asked.path == CHAT and self._made is None and not _wants_usage(asked)

@@ -27,7 +27,7 @@ from tidemill.gateway.routing.health import State
 from tidemill.gateway.routing.privacy import Verdict, judge
 from tidemill.gateway.wire.kinds import MESSAGES
 from tidemill.server.access.auth import Principal, principal_of
-from tidemill.server.access.caller import TIMEOUT_HEADER, caller_of
+from tidemill.server.access.caller import SEED_HEADER, TIMEOUT_HEADER, caller_of
 from tidemill.server.access.keys import Role
 from tidemill.server.admin import audit, health, identity, quotas, usage
 from tidemill.server.context import ServerContext
@@ -336,6 +336,8 @@ def _headers(request: Request, asked: Asked, now: float) -> dict[bytes, bytes]:
     for name in _PASSED:
         if value := request.headers.get(name):
             found[name.encode()] = value.encode("latin-1")
+    if asked.seed is not None:
+        found[SEED_HEADER.lower().encode()] = b"%d" % asked.seed
     context: TraceContext | None = request.state.trace_context
     if context is not None:
         found |= {k.encode(): v.encode("latin-1") for k, v in context.headers().items()}

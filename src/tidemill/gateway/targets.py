@@ -103,7 +103,7 @@ class Target:
             members["model"] = msgspec.Raw(msgspec.json.encode(self.named(asked.model)))
         if asked.salt and self.kind.salted:
             members["cache_salt"] = msgspec.Raw(msgspec.json.encode(asked.salt))
-        if asked.seed is not None and self.kind.continues:
+        if asked.seed is not None and self.kind.continues and asked.path in _WITH_SEED:
             members["seed"] = msgspec.Raw(b"%d" % asked.seed)
         if asked.stream and asked.path in _WITH_USAGE and self.kind.usage:
             members["stream_options"] = _with_usage(members.get("stream_options"))
@@ -135,7 +135,7 @@ class Target:
         return b" HTTP/1.1\r\n" + b"".join(b"%b: %b\r\n" % line for line in lines)
 
 
-_WITH_USAGE = frozenset({"/v1/chat/completions", "/v1/completions"})
+_WITH_USAGE = _WITH_SEED = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 def _with_usage(options: msgspec.Raw | None) -> msgspec.Raw:
