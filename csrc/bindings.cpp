@@ -254,6 +254,8 @@ void bind_executor(nb::module_& m) {
            [](Executor& e, const ModelConfig& config, const Bytes& embedding, const Bytes& inputs) {
              e.build(config, source_of(embedding), source_of(inputs));
            })
+      .def("join", &Executor::join, "descriptor"_a, "rank"_a, "ranks"_a)
+      .def("fail_group", &Executor::fail_group)
       .def("weight_bytes", &Executor::weight_bytes)
       .def("kv_bytes", &Executor::kv_bytes)
       .def("block_bytes", &Executor::block_bytes)
@@ -336,6 +338,8 @@ NB_MODULE(_core, m) {
   bind_config(m);
   bind_executor(m);
   m.attr("PANEL_ROWS") = kPanel;
+  m.attr("GROUP_BYTES") = Group::shared_bytes();
+  m.def("shard_bounds", [](int64_t n, int ranks) { return Shard{0, ranks}.bounds(n); }, "n"_a, "ranks"_a);
   m.attr("PROFILE_NAMES") = profile_names();
   m.def("sample_rows", &sample_rows, "logits"_a, "sampling"_a, "masks"_a);
   // The tokens that each row would be drawn from, of logits without masks.

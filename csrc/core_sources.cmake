@@ -2,6 +2,7 @@
 set(TIDEMILL_CORE_SOURCES
   runtime/bandwidth.cpp
   runtime/checksum.cpp
+  runtime/group.cpp
   runtime/idle_prefetcher.cpp
   runtime/latch.cpp
   runtime/prefault.cpp

@@ -20,7 +20,7 @@ void AttentionBlock::add(const DecoderLayer& layer) {
   const AttnShape& a = layer.attention;
   const int64_t q = int64_t{a.heads} * a.head_dim, kv = int64_t{a.kv_heads} * a.head_dim;
   qkv_width_ = std::max(qkv_width_, row_stride(q + 2 * kv));
-  heads_width_ = std::max(heads_width_, row_stride(int64_t{a.heads} * a.v_dim));
+  heads_width_ = std::max(heads_width_, row_stride(int64_t{a.heads} * a.v_dim * context_.model.shard.ranks));
   for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.gate, &layer.o}) {
     context_.reads(*linear);
   }
@@ -33,7 +33,10 @@ void AttentionBlock::run(size_t l, const LinearList& following, float* out) {
   const int64_t tokens = context_.tokens, all = context_.step->tokens();
   const AttnShape& a = layer.attention;
   const int64_t q = int64_t{a.heads} * a.head_dim, k = int64_t{a.kv_heads} * a.head_dim;
-  float *const qkv = qkv_.ensure(all * qkv_width_), *const heads = heads_.ensure(all * heads_width_);
+  const Shard& shard = context_.model.shard;
+  const int64_t own = int64_t{a.heads} * a.v_dim, hidden = context_.model.hidden;
+  float *const qkv = qkv_.ensure(all * qkv_width_), *const all_heads = heads_.ensure(all * heads_width_);
+  float* const heads = all_heads + shard.rank * own;
   stream_.norm_and_pack(layer.attn_norm, input_acts(layer));
   const Product projections[] = {{&layer.q, qkv, qkv_width_, 0, tokens},
                                  {&layer.k, qkv + q, qkv_width_, 0, tokens},
@@ -54,9 +57,13 @@ void AttentionBlock::run(size_t l, const LinearList& following, float* out) {
       context_.kernels.activate(Activation::Sigmoid, gate_.data() + t * heads_width_, row, q, row);
     });
   }
-  context_.pack_rows(heads, heads_width_, layer.o);
+  if (context_.group != nullptr) {
+    context_.group->gather(context_.pool, all_heads, heads_width_, tokens, shard.equal(own));
+  }
+  context_.pack_rows(all_heads, heads_width_, layer.o);
   products.prefetch(following, tokens);
-  products.multiply({{&layer.o, out, stream_.stride(), 0, tokens}}, context_.acts);
+  products.multiply({{&layer.o, out + shard.first(hidden), stream_.stride(), 0, tokens}}, context_.acts);
+  context_.gather(out, stream_.stride(), tokens, hidden);
 }
 
 void AttentionBlock::write(const DecoderLayer& layer, const KvLayer& kv) {

@@ -14,7 +14,7 @@ namespace {
 class Builder {
  public:
   Builder(const WeightStore& weights, const ModelConfig& config)
-      : weights_(weights), config_(config) {}
+      : weights_(weights), config_(config), shard_{config.rank, config.ranks} {}
 
   const PackedMatrix& matrix(int id) {
     reached_ = std::max<int64_t>(reached_, id + 1);
@@ -80,7 +80,7 @@ class Builder {
   // Embedding rows from a packed matrix (id >= 0) or from the file.
   Embedding embedding(int id, int type_code, int64_t rows, int64_t width, EmbeddingSource source,
                       const char* name) {
-    if (id >= 0) return {linear({id, -1}, rows, width).weight};
+    if (id >= 0) return {linear({id, -1}, shard_.part(rows), width).weight};
     const auto type = static_cast<WeightType>(type_code);
     const int64_t row = source_row_bytes(type, width);
     if (source.data == nullptr || source.bytes != row * rows) {
@@ -122,7 +122,7 @@ class Builder {
     layer.q = linear(c.q, q, config_.hidden);
     if (c.kv_layer < 0) layer.k = linear(c.k, kv, config_.hidden);
     if (c.v.weight >= 0) layer.v = linear(c.v, kv, config_.hidden);
-    layer.o = linear(c.o, config_.hidden, q);
+    layer.o = linear(c.o, shard_.part(config_.hidden), q * shard_.ranks);
     if (c.gate.weight >= 0) layer.gate = linear(c.gate, q, config_.hidden);
     const auto scope = static_cast<NormScope>(c.qk_scope);
     const bool head = scope == NormScope::Head;
@@ -212,13 +212,13 @@ class Builder {
   }
 
   FeedForward feed_forward(const FeedForwardConfig& c) {
-    const int64_t width = weights_.matrix(c.up.weight).n, hidden = config_.hidden;
+    const int64_t all = weights_.matrix(c.down.weight).k, width = shard_.part(all), hidden = config_.hidden;
     FeedForward mlp;
     mlp.activation = static_cast<Activation>(c.activation);
     mlp.gate_scale = c.gate_scale;
     if (c.gate.weight >= 0) mlp.gate = linear(c.gate, width, hidden);
     mlp.up = linear(c.up, width, hidden);
-    mlp.down = linear(c.down, hidden, width);
+    mlp.down = linear(c.down, shard_.part(hidden), all);
     return mlp;
   }
 
@@ -251,6 +251,7 @@ class Builder {
 
   const WeightStore& weights_;
   const ModelConfig& config_;
+  const Shard shard_;
   int64_t reached_ = 0;
 };
 
@@ -260,6 +261,7 @@ DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
                          EmbeddingSource embedding, EmbeddingSource inputs) {
   Builder builder(weights, config);
   DecoderModel m;
+  m.shard = {config.rank, config.ranks};
   m.vocab = config.vocab;
   m.hidden = config.hidden;
   m.max_positions = config.max_positions;
@@ -306,7 +308,7 @@ DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
   m.embed_norm = builder.norm(config.embed_norm, m.hidden);
   m.final_norm = builder.norm(config.final_norm, m.hidden);
   if (config.lm_head.weight >= 0) {
-    m.lm_head = builder.linear(config.lm_head, m.vocab, m.hidden);
+    m.lm_head = builder.linear(config.lm_head, m.shard.part(m.vocab), m.hidden);
     m.head_packed_needed = builder.needed();
   }
   return m;

@@ -158,6 +158,8 @@ FIELD(norm, {}, NormConfig)
 END
 
 STRUCT(ModelConfig)
+FIELD(rank, 0, int)   // this process computes the part of this rank of a model of `ranks` parts: its
+FIELD(ranks, 1, int)  // matrices and heads are those of the part, all other sizes the model's
 FIELD(vocab, 0, int64_t)
 FIELD(hidden, 0, int64_t)
 FIELD(max_positions, 0, int64_t)

@@ -24,11 +24,11 @@ Part attention_part(const DecoderLayer& layer) {
 }  // namespace
 
 Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
-                 std::function<bool()> cancelled)
+                 std::function<bool()> cancelled, Group* group)
     : model_(model),
       packed_(packed),
       cancelled_(std::move(cancelled)),
-      context_(kernels, pool, model),
+      context_(kernels, pool, model, group),
       stream_(context_),
       kv_(context_),
       embedding_(context_, stream_),
@@ -243,7 +243,13 @@ void Decoder::logits(const int64_t* tokens, int64_t count, float* out) {
     context_.pack_row(acts, with_norm ? normed : x, model_.hidden, i, context_.acts);
   });
   context_.products.prefetch(first_products(0), context_.tokens);
-  context_.products.multiply({{&model_.lm_head, out, model_.vocab, 0, count}}, context_.acts);
+  const Shard& shard = model_.shard;
+  context_.products.multiply({{&model_.lm_head, out + shard.first(model_.vocab), model_.vocab, 0, count}},
+                             context_.acts);
+  if (Group* const group = context_.group; group != nullptr) {
+    group->gather(context_.pool, out, model_.vocab, count, shard.bounds(model_.vocab), true);
+    if (!group->leads()) return;
+  }
   if (model_.logit_scale == 1.0f && model_.logit_softcap == 0.0f) return;
   context_.for_each_token(count, [&](int64_t i, int) {
     float* row = out + i * model_.vocab;

@@ -26,9 +26,9 @@ namespace tidemill {
 class Decoder {
  public:
   // `packed` counts the packed matrices. `cancelled` is polled between phases; if it returns true, the
-  // step ends with Error (Unavailable).
+  // step ends with Error (Unavailable). `group`: see StepContext.
   Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
-          std::function<bool()> cancelled);
+          std::function<bool()> cancelled, Group* group);
 
   // Total seconds spent waiting for matrices to be packed.
   double packing_wait_seconds() const { return packing_wait_seconds_; }
@@ -38,7 +38,8 @@ class Decoder {
   void hidden(const int64_t* tokens, int64_t count, float* out);
   // x in front of the step's hidden_layers, for its hidden_tokens: [layers, tokens, hidden].
   std::vector<float> take_layer_hidden() { return std::move(layer_hidden_); }
-  // Logits of `count` tokens (indices into the last forward's tokens): out [count, vocab].
+  // Logits of `count` tokens (indices into the last forward's tokens): out [count, vocab], complete in the
+  // process that leads its group.
   void logits(const int64_t* tokens, int64_t count, float* out);
 
  private:

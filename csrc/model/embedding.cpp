@@ -32,6 +32,8 @@ void EmbeddingBlock::run(const std::vector<int32_t>& token_ids) {
   const KernelTable& kernels = context_.kernels;
   const DecoderModel& model = context_.model;
   const std::vector<int32_t>& second_of_row = context_.step->second;
+  const bool shards = context_.group != nullptr && model.embedding.packed != nullptr;
+  if (shards) read_shards(token_ids);
   context_.for_each_token(context_.tokens, [&](int64_t t, int thread) {
     const auto at = static_cast<size_t>(t);
     float* const out = stream_.row(t);
@@ -39,7 +41,7 @@ void EmbeddingBlock::run(const std::vector<int32_t>& token_ids) {
     if (const float* const given = override_of(*context_.step, t, model.hidden)) {
       std::copy_n(given, model.hidden, out);
     } else {
-      read_row(kernels, model.embedding, token_ids[at], model.hidden, out);
+      if (!shards) read_row(kernels, model.embedding, token_ids[at], model.hidden, out);
       if (context_.adapters != nullptr) apply_adapter(t, token_ids[at], out);
       if (model.embed_scale != 1.0f) kernels.scale(out, model.embed_scale, model.hidden);
     }
@@ -55,6 +57,23 @@ void EmbeddingBlock::run(const std::vector<int32_t>& token_ids) {
     }
     if (model.embed_norm) context_.apply_norm(context_.norm_of(model.embed_norm, t), out, out);
   });
+}
+
+void EmbeddingBlock::read_shards(const std::vector<int32_t>& token_ids) {
+  const DecoderModel& model = context_.model;
+  const Bounds bounds = model.shard.bounds(model.vocab);
+  owner_.clear();
+  for (int64_t t = 0; t < context_.tokens; ++t) {
+    const auto after = std::upper_bound(bounds.begin(), bounds.end(), token_ids[static_cast<size_t>(t)]);
+    owner_.push_back(static_cast<int>(after - bounds.begin()) - 1);
+  }
+  context_.for_each_token(context_.tokens, [&](int64_t t, int) {
+    const auto at = static_cast<size_t>(t);
+    if (owner_[at] != model.shard.rank) return;
+    const int64_t row = token_ids[at] - bounds[static_cast<size_t>(model.shard.rank)];
+    context_.kernels.unpack_row(*model.embedding.packed, row, stream_.row(t));
+  });
+  context_.group->gather_rows(context_.pool, stream_.row(0), model.hidden, model.hidden, owner_);
 }
 
 void EmbeddingBlock::apply_adapter(int64_t token, int64_t id, float* row) const {

@@ -19,9 +19,12 @@ class EmbeddingBlock {
 
  private:
   void apply_adapter(int64_t token, int64_t id, float* row) const;
+  // Rows of the embedding, each unpacked by the shard that has it.
+  void read_shards(const std::vector<int32_t>& token_ids);
 
   StepContext& context_;
   ResidualStream& stream_;
+  std::vector<int> owner_;  // per token
 };
 
 class LayerInputsBlock {

@@ -194,12 +194,17 @@ void ExpertsBlock::run_slots(const Experts& moe) {
   context_.for_each_token(slots, [&](int64_t slot, int thread) {
     feed_forward_.activate_row(*expert_of[static_cast<size_t>(slot)], slot, thread);
   });
+  feed_forward_.gather_rows(slots, [&](int64_t slot) -> const FeedForward& {
+    return *expert_of[static_cast<size_t>(slot)];
+  });
+  const int64_t hidden = context_.model.hidden, first = context_.model.shard.first(hidden);
   products_.clear();
   each([&](const FeedForward& expert, int64_t begin, int64_t rows) {
-    products_.push_back({&expert.down, slot_out_.data() + begin * stream_.stride(),
+    products_.push_back({&expert.down, slot_out_.data() + begin * stream_.stride() + first,
                          stream_.stride(), begin, rows});
   });
   context_.products.multiply(products_.data(), products_.size(), feed_forward_.down_acts());
+  context_.gather(slot_out_.data(), stream_.stride(), slots, hidden);
 }
 
 }  // namespace tidemill

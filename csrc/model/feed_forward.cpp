@@ -27,6 +27,7 @@ void FeedForwardBlock::add(const FeedForward& mlp) {
   width_ = std::max(width_, 2 * row_stride(mlp.up.weight->n));
   for (const Linear* linear : {&mlp.gate, &mlp.up}) context_.reads(*linear);
   context_.needs_width(mlp.down.weight->k);
+  made_width_ = std::max(made_width_, row_stride(mlp.down.weight->k));
 }
 
 LinearList FeedForwardBlock::first_products(const FeedForward& mlp, int64_t rows) {
@@ -38,6 +39,7 @@ LinearList FeedForwardBlock::first_products(const FeedForward& mlp, int64_t rows
 void FeedForwardBlock::ensure(unsigned down_types, int64_t count, const RowAdapters* adapters) {
   down_acts_.adapters = adapters;
   rows_.ensure(count * width_);
+  if (context_.group != nullptr) made_.ensure(count * made_width_);
   down_acts_.ensure(down_types, count);
 }
 
@@ -55,7 +57,9 @@ void FeedForwardBlock::run(const FeedForward& mlp, const LinearList& following, 
   context_.products.prefetch({&mlp.down}, rows);
   fuses_gate_up(mlp, rows) ? compute_gate_up_fused(mlp) : compute_gate_up(mlp);
   context_.products.prefetch(following, rows);
-  context_.products.multiply({{&mlp.down, out, stream_.stride(), 0, rows}}, down_acts_);
+  const int64_t hidden = context_.model.hidden, first = context_.model.shard.first(hidden);
+  context_.products.multiply({{&mlp.down, out + first, stream_.stride(), 0, rows}}, down_acts_);
+  context_.gather(out, stream_.stride(), rows, hidden);
 }
 
 void FeedForwardBlock::compute_gate_up(const FeedForward& mlp) {
@@ -67,6 +71,7 @@ void FeedForwardBlock::compute_gate_up(const FeedForward& mlp) {
     context_.products.multiply({up}, context_.acts);
   }
   context_.for_each_token(rows, [&](int64_t t, int thread) { activate_row(mlp, t, thread); });
+  gather_rows(rows, [&](int64_t) -> const FeedForward& { return mlp; });
 }
 
 void FeedForwardBlock::compute_gate_up_fused(const FeedForward& mlp) {
@@ -79,6 +84,7 @@ void FeedForwardBlock::compute_gate_up_fused(const FeedForward& mlp) {
   context_.products.for_each_block(plan, rows, most, [&](const Products::Block& block, int thread) {
     compute_fused_block(mlp, block, thread, fused_.data() + thread * scratch);
   });
+  if (context_.group != nullptr) return gather_rows(rows, [&](int64_t) -> const FeedForward& { return mlp; });
   if (packs_row_parts(mlp.down.weight->act)) return;
   context_.for_each_token(rows, [&](int64_t t, int) {
     context_.pack_row(act_bit(mlp.down), row(t), mlp.down.weight->k, t, down_acts_);
@@ -94,10 +100,12 @@ void FeedForwardBlock::compute_fused_block(const FeedForward& mlp, const Product
   context_.products.compute(mlp.gate, context_.acts, block, scratch, stride, thread);
   context_.products.compute(mlp.up, context_.acts, block, scratch + width, stride, thread);
   const ActType down = mlp.down.weight->act;
-  const bool packs = packs_row_parts(down);
+  const bool shared = context_.group != nullptr, packs = !shared && packs_row_parts(down);
+  const int64_t first = context_.model.shard.first(mlp.down.weight->k);
   for (int64_t r = 0; r < block.rows; ++r) {
     float* const gate = scratch + r * stride;
-    float* const made = packs ? gate : row(block.row + r) + n0;
+    const int64_t t = block.row + r;
+    float* const made = packs ? gate : shared ? made_row(t) + first + n0 : row(t) + n0;
     activate(mlp, gate, gate + width, count, made);
     if (packs) {
       const unsigned types = act_bit(mlp.down) | down_acts_.adapter_types_of(block.row + r);
@@ -116,9 +124,11 @@ bool FeedForwardBlock::packs_row_parts(ActType act) const {
 
 void FeedForwardBlock::activate_row(const FeedForward& mlp, int64_t t, int thread) {
   const int64_t width = mlp.up.weight->n;
-  float* const out = context_.scratch(thread);
+  const bool shared = context_.group != nullptr;
+  float* const out =
+      shared ? made_row(t) + context_.model.shard.first(mlp.down.weight->k) : context_.scratch(thread);
   activate(mlp, row(t), row(t) + width_ / 2, width, out);
-  context_.pack_row(act_bit(mlp.down), out, width, t, down_acts_);
+  if (!shared) context_.pack_row(act_bit(mlp.down), out, width, t, down_acts_);
 }
 
 void FeedForwardBlock::activate(const FeedForward& mlp, float* gate, const float* up, int64_t count,

@@ -35,8 +35,19 @@ class FeedForwardBlock {
   // Products of rows [first, first + rows) of some acts, into the same rows here.
   Product gate_product(const FeedForward& mlp, int64_t first, int64_t rows) const;
   Product up_product(const FeedForward& mlp, int64_t first, int64_t rows) const;
-  // act(gate) * up of row t, packed for `down` as row t of `down_acts`.
+  // act(gate) * up of row t, packed for `down` as row t of `down_acts`; by a shard, its part of it, which
+  // `gather_rows` completes.
   void activate_row(const FeedForward& mlp, int64_t t, int thread);
+  // After the rows of all blocks (mlp_of(row), of equal widths) are activated.
+  template <class MlpOf>
+  void gather_rows(int64_t count, MlpOf&& mlp_of) {
+    if (count == 0 || context_.group == nullptr) return;
+    const int64_t all = mlp_of(0).down.weight->k;
+    context_.gather(made_.data(), made_width_, count, all);
+    context_.for_each_token(count, [&](int64_t t, int) {
+      context_.pack_row(act_bit(mlp_of(t).down), made_row(t), all, t, down_acts_);
+    });
+  }
   const Acts& down_acts() const { return down_acts_; }
 
  private:
@@ -50,10 +61,13 @@ class FeedForwardBlock {
   void activate(const FeedForward& mlp, float* gate, const float* up, int64_t count,
                 float* out) const;
   float* row(int64_t t) const { return rows_.data() + t * width_; }
+  // Row t of all outputs of the activation, of which a shard computes a part.
+  float* made_row(int64_t t) const { return made_.data() + t * made_width_; }
 
   StepContext& context_;
   ResidualStream& stream_;
-  int64_t width_ = 0;
+  int64_t width_ = 0, made_width_ = 0;
+  Buffer<float> made_;  // of a shard: [rows, made_width_]
   Buffer<float> rows_;  // [rows, width_]: the output of gate, that of up at half the width
   Buffer<float> fused_;
   Acts down_acts_;  // the input of `down`

@@ -11,6 +11,7 @@
 #include "model/recurrent.h"
 #include "model/rope.h"
 #include "model/route.h"
+#include "model/shard.h"
 
 namespace tidemill {
 
@@ -93,7 +94,8 @@ struct DecoderLayer {
   int64_t packed_needed = 0;  // packed matrices required before a step may run this layer
 };
 
-// Source of embedding rows: a packed matrix (tied or requantized) or the bytes of the file.
+// Source of embedding rows: a packed matrix (tied or requantized), of which a shard has its part, or the
+// bytes of the file.
 struct Embedding {
   const PackedMatrix* packed = nullptr;
   WeightType type = WeightType::F32;
@@ -112,6 +114,7 @@ struct LayerInputs {
 };
 
 struct DecoderModel {
+  Shard shard;
   int64_t vocab = 0, hidden = 0, max_positions = 0;
   float norm_eps = 0;
   bool layer_norms = false;  // else RMS norms

@@ -10,6 +10,7 @@
 #include "model/acts.h"
 #include "model/layers.h"
 #include "model/products.h"
+#include "runtime/group.h"
 #include "runtime/step.h"
 #include "runtime/threadpool.h"
 
@@ -17,12 +18,14 @@ namespace tidemill {
 
 class StepContext {
  public:
-  StepContext(const KernelTable& kernels, ThreadPool& pool, const DecoderModel& model)
-      : kernels(kernels), pool(pool), model(model), products(kernels, pool), width_(model.hidden) {}
+  // `group`: of the processes that compute the model's shards; null: this one computes all of it.
+  StepContext(const KernelTable& kernels, ThreadPool& pool, const DecoderModel& model, Group* group)
+      : kernels(kernels), pool(pool), model(model), group(group), products(kernels, pool), width_(model.hidden) {}
 
   const KernelTable& kernels;
   ThreadPool& pool;
   const DecoderModel& model;
+  Group* const group;
   Products products;
   Acts acts;  // of tokens; each block packs what its products read
 
@@ -71,6 +74,10 @@ class StepContext {
     for_each_token(tokens, [&](int64_t t, int) {
       pack_row(act_bit(to), rows + t * stride, to.weight->k, t, acts);
     });
+  }
+  // Rows [count, stride] of which this process computed its part of n outputs: afterwards it has all.
+  void gather(float* rows, int64_t stride, int64_t count, int64_t n) {
+    if (group != nullptr) group->gather(pool, rows, stride, count, model.shard.bounds(n));
   }
   // A norm of the model's kind, over `hidden` values.
   void apply_norm(const Norm& norm, const float* x, float* out) const;

@@ -32,8 +32,18 @@ const KernelTable& kernels_named(const std::string& isa) {
 Executor::Executor(int threads, const std::string& isa, bool float32_compute)
     : kernels_(kernels_named(isa)), pool_(threads), weights_(kernels_, pool_, float32_compute) {}
 
+void Executor::join(int descriptor, int rank, int ranks) {
+  if (runner_ || group_) throw internal_error("a group is joined once, before the model is built");
+  group_ = std::make_unique<Group>(descriptor, rank, ranks);
+}
+
+void Executor::fail_group() {
+  if (group_) group_->fail();
+}
+
 void Executor::build(const ModelConfig& config, EmbeddingSource embedding, EmbeddingSource inputs) {
   if (runner_) throw internal_error("the model is built already");
+  if (config.ranks != (group_ ? group_->ranks() : 1)) throw internal_error("a shard without its group");
   model_ = build_model(weights_, config, embedding, inputs);
   const DecoderModel& m = model_;
   if (m.embedding.source != nullptr) weights_.count_mapped(embedding.bytes);
@@ -53,11 +63,16 @@ void Executor::build(const ModelConfig& config, EmbeddingSource embedding, Embed
   cache_.emplace(kernels_, static_cast<KvType>(config.kv_type), config.block_size,
                  std::move(groups), std::move(shapes), m.state_floats);
   runner_ = std::make_unique<StepRunner>(kernels_, pool_, model_, weights_.packed(),
-                                         [this] { return closed_.load(); });
+                                         [this] { return closed_.load(); }, group_.get());
   queue_ = std::make_unique<StepQueue>([this](Step& step) {
     std::lock_guard lock(running_);
     const ProfiledStep profiled(pool_.profile(), step.input.rows(), step.input.tokens());
-    return runner_->run(step.input, *cache_, step.masks);
+    try {
+      return runner_->run(step.input, *cache_, step.masks);
+    } catch (...) {
+      fail_group();  // the other ranks no longer compute the same
+      throw;
+    }
   });
 }
 
@@ -168,6 +183,7 @@ double Executor::peak(ActType act) {
 void Executor::close() {
   closed_ = true;
   weights_.close();
+  fail_group();
   if (queue_) queue_->close();
   std::scoped_lock lock(running_, moving_);
   if (cache_) cache_->free();

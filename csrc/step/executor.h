@@ -13,6 +13,7 @@
 #include "model/build_model.h"
 #include "model/decoder.h"
 #include "model/weights.h"
+#include "runtime/group.h"
 #include "runtime/profile.h"
 #include "runtime/step.h"
 #include "runtime/threadpool.h"
@@ -29,6 +30,10 @@ class Executor {
 
   const char* isa() const { return kernels_.isa; }
   WeightStore& weights() { return weights_; }
+  // Before `build`: this process is a rank of a group (runtime/group.h) that shares the descriptor's memory.
+  void join(int descriptor, int rank, int ranks);
+  // Exchanges of the group's ranks end; their steps fail.
+  void fail_group();
   // Builds the model after its matrices are placed. Steps wait until the matrices they need are packed.
   // `embedding_source` (rows of embedding_type) must stay valid while the executor lives.
   void build(const ModelConfig& config, EmbeddingSource embedding, EmbeddingSource inputs);
@@ -98,6 +103,7 @@ class Executor {
   std::optional<KvCache> cache_;
   std::mutex loading_adapters_;
   std::vector<std::shared_ptr<const Adapter>> adapters_;  // by slot
+  std::unique_ptr<Group> group_;  // null: this process computes all of the model
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Profile> profile_;
   std::mutex running_;  // held while a step runs or the cache is accessed from outside

@@ -29,11 +29,12 @@ bool wants_target(const StepInput& step, size_t row, int64_t token) {
 }  // namespace
 
 StepRunner::StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model,
-                       Latch& packed, std::function<bool()> cancelled)
+                       Latch& packed, std::function<bool()> cancelled, Group* group)
     : kernels_(kernels),
       pool_(pool),
       model_(model),
-      decoder_(kernels, pool, model, packed, std::move(cancelled)) {
+      group_(group),
+      decoder_(kernels, pool, model, packed, std::move(cancelled), group) {
   for (int t = 0; t < pool.threads(); ++t) {
     samplers_.push_back(std::make_unique<Sampler>(model.vocab));
   }
@@ -43,7 +44,9 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
   const auto start = std::chrono::steady_clock::now();
   const double packing_wait_seconds = decoder_.packing_wait_seconds();
   StepOutput out;
-  resolve(step);
+  inherited_.assign(static_cast<size_t>(step.rows()), 0);
+  if (leads()) resolve(step);
+  if (group_ != nullptr) group_->broadcast(pool_, token_ids_);
   previous_.clear();
   for (size_t g = 0; g < step.copies.size(); ++g) {
     cache.copy(static_cast<int64_t>(g), step.copies[g].values.data(), step.copies[g].rows);
@@ -62,6 +65,7 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
   const auto count = static_cast<int64_t>(tokens.size());
   if (count > 0) decoder_.logits(tokens.data(), count, sample_logits_.ensure(count * model_.vocab));
   const double computing = seconds_since(start);
+  if (!leads()) return out;
   sample_all(step, masks, out);
   out.seconds[3] = seconds_since(start);
   out.seconds[2] = out.seconds[3] - computing;
@@ -80,7 +84,6 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
 // inherits its failure code; it is computed with token 0, and the result is discarded.
 void StepRunner::resolve(const StepInput& step) {
   token_ids_ = step.token_ids;
-  inherited_.assign(static_cast<size_t>(step.rows()), 0);
   for (size_t r = 0; r < inherited_.size(); ++r) {
     for (int32_t t = step.row_start[r]; t < step.row_start[r + 1]; ++t) {
       int32_t& token = token_ids_[static_cast<size_t>(t)];
@@ -154,6 +157,7 @@ void StepRunner::compute_others(const StepInput& step, StepOutput& out) {
       tokens.push_back(wanted[static_cast<size_t>(begin + i)].token);
     }
     decoder_.logits(tokens.data(), rows, logits);
+    if (!leads()) continue;
     pool_.run(rows, 1, [&](int64_t i, int64_t, int) {
       const Wanted& w = wanted[static_cast<size_t>(begin + i)];
       const float* row = logits + i * model_.vocab;

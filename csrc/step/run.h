@@ -9,6 +9,7 @@
 #include "memory/cache.h"
 #include "memory/memory.h"
 #include "model/decoder.h"
+#include "runtime/group.h"
 #include "runtime/step.h"
 #include "runtime/threadpool.h"
 #include "sample/sampler.h"
@@ -18,9 +19,9 @@ namespace tidemill {
 
 class StepRunner {
  public:
-  // See Decoder.
+  // See Decoder. Of a group, the leader samples.
   StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
-             std::function<bool()> cancelled);
+             std::function<bool()> cancelled, Group* group = nullptr);
 
   // Computes the step and remembers the tokens its rows sampled for the next one; after an exception it
   // remembers none.
@@ -38,6 +39,7 @@ class StepRunner {
     int64_t next = 0;       // position to sample; `positions`: done
   };
 
+  bool leads() const { return group_ == nullptr || group_->leads(); }
   void resolve(const StepInput& step);
   void plan_sampling(const StepInput& step);
   void compute_hidden(const StepInput& step, StepOutput& out);
@@ -52,6 +54,7 @@ class StepRunner {
   const KernelTable& kernels_;
   ThreadPool& pool_;
   DecoderModel& model_;
+  Group* const group_;
   Decoder decoder_;
   std::vector<int32_t> previous_;  // per row of the last step: its token, or INT32_MIN for none
   std::vector<int32_t> token_ids_;

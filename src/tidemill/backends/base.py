@@ -34,6 +34,20 @@ MAX_ADAPTERS = 1024  # slots
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a model that one process of a group computes (docs/parallel.md).
+
+    Attributes:
+        rank, ranks: which, of how many; rank 0 leads: it prepares steps, samples and has results.
+        descriptor: of the file of zeros whose memory the group shares.
+    """
+
+    rank: int
+    ranks: int
+    descriptor: int
+
+
+@dataclass(frozen=True, slots=True)
 class BackendOptions:
     """Resolved options of a backend.
 
@@ -47,6 +61,7 @@ class BackendOptions:
         threads: compute threads.
         isa: force an instruction set, or None.
         device: ``cpu`` or a torch device.
+        shard: the part of the model that this backend computes; None: all of it.
     """
 
     dtype: str
@@ -57,6 +72,7 @@ class BackendOptions:
     threads: int
     isa: str | None = None
     device: str = "cpu"
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from tidemill.backends.base import (
 )
 from tidemill.backends.native import _core, paging
 from tidemill.backends.native.adapters import AdapterLoader
+from tidemill.backends.native.layout import read_in_file
 from tidemill.backends.native.packing import Packing
 from tidemill.backends.native.weights import KV_TYPES, ModelBuilder, check_spec, check_tensors
 from tidemill.base.errors import (
@@ -34,6 +35,7 @@ from tidemill.base.errors import (
     unsupported,
 )
 from tidemill.base.free_memory import free_memory
+from tidemill.models import tensors as names
 from tidemill.models.adapters import Changes
 from tidemill.models.kv_types import scales_shape
 from tidemill.models.spec import DecoderSpec
@@ -109,11 +111,20 @@ class NativeBackend:
         check_tensors(spec, tensors)
         self.spec = spec
         self.options = options
+        self._part = spec
         self.verifies_drafts = spec.causal
         self._core = _core.Executor(options.threads, options.isa or "", options.dtype == "float32")
         self._packed = packed
         self._kv_dtype = options.kv_dtype
-        builder = ModelBuilder(self._core, spec, tensors, options, packed)
+        if (shard := options.shard) is not None:
+            from tidemill.backends.native.shards import PartOfTensors, check_splits, part_of_spec
+
+            check_splits(spec, shard.ranks)
+            self._core.join(shard.descriptor, shard.rank, shard.ranks)
+            in_file = read_in_file(names.EMBED, tensors[names.EMBED], spec, options.quantize)
+            tensors = PartOfTensors(spec, tensors, shard, packs_embedding=not in_file)
+            self._part = part_of_spec(spec, shard)
+        builder = ModelBuilder(self._core, self._part, tensors, options, packed)
         builder.build()
         self._rows, self._kept = builder.rows, builder.kept
         self._adapters = AdapterLoader(self._core, spec, builder.matrices, builder.vectors)
@@ -310,7 +321,7 @@ class NativeBackend:
 
     def _portable_shapes(self, layer: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of K and of V."""
-        mixer = self.spec.attentions()[layer]
+        mixer = self._part.attentions()[layer]
         common = (count, self.options.block_size, mixer.kv_heads)
         return (*common, mixer.head_dim), (*common, mixer.v_dim)
 
@@ -349,6 +360,10 @@ class NativeBackend:
         """See backends.base.Backend. Counts tiles finished since the start, by packing and by
         steps."""
         return self._core.progress() + self._packing.progress()
+
+    def fail_group(self) -> None:
+        """End the steps of the whole group that this backend's shard belongs to. On any thread."""
+        self._core.fail_group()
 
     def close(self) -> None:
         """See backends.base.Backend. Returns when the running step and packing have ended."""

@@ -189,6 +189,8 @@ class ModelBuilder:
         config.max_positions = options.max_positions  # as far as this process serves
         config.kv_type = KV_TYPES[options.kv_dtype]
         config.block_size = options.block_size
+        if options.shard is not None:
+            config.rank, config.ranks = options.shard.rank, options.shard.ranks
         groups = spec.cache_groups()
         config.layer_norms = spec.norm.kind == "layer"
         config.group_windows = [group.window or 0 for group in groups]
@@ -250,6 +252,8 @@ class ModelBuilder:
         # This module decides the order of the matrices, and the core's build id does not cover it.
         order = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
         layout = [f"{self._core.isa} {self._options.dtype} {order}"]
+        if (shard := self._options.shard) is not None:
+            layout.append(f"rank {shard.rank} of {shard.ranks}")
         total = 0
         size = self._core.matrix_bytes
         for name, target, nbytes in packed_matrices(self._tensors, self._spec, self._options, size):
