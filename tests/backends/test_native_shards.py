@@ -81,8 +81,10 @@ def computed(backend: Backend | Ranks) -> tuple[np.ndarray, list[list[int]]]:
     return logits, driver.greedy([PROMPT[:9], PROMPT[20:33]], 6)
 
 
-def check_same(spec: DecoderSpec, dtype: str, ranks: Sequence[int] = (2,), **changes: object) -> None:
-    tensors = make_tensors(spec, dtype)
+def check_same(
+    spec: DecoderSpec, stored: str, ranks: Sequence[int] = (2,), **changes: object
+) -> None:
+    tensors = make_tensors(spec, stored)
     chosen = options(**changes)
     whole = native.load(spec, tensors, chosen)
     expected, tokens = computed(whole)
@@ -105,7 +107,7 @@ def whole_bytes(spec: DecoderSpec, tensors: dict[str, RawTensor], chosen: Backen
 
 
 @pytest.mark.parametrize(
-    ("dtype", "changes"),
+    ("stored", "changes"),
     [
         ("F32", {}),
         ("BF16", {"dtype": "bfloat16", "kv_dtype": "bfloat16", "threads": 2}),
@@ -114,8 +116,8 @@ def whole_bytes(spec: DecoderSpec, tensors: dict[str, RawTensor], chosen: Backen
         ("F32", {"quantize": "int8", "dtype": "bfloat16"}),
     ],
 )
-def test_two_and_four_ranks_give_the_bits_of_one(dtype: str, changes: dict[str, object]) -> None:
-    check_same(SPEC, dtype, (2, 4), **changes)
+def test_two_and_four_ranks_give_the_bits_of_one(stored: str, changes: dict[str, object]) -> None:
+    check_same(SPEC, stored, (2, 4), **changes)
 
 
 def _attention(**values: object) -> DecoderSpec:
@@ -154,7 +156,9 @@ def test_a_feature_is_split_with_its_heads_and_rows(feature: str) -> None:
 
 
 def test_widths_that_are_no_multiple_of_a_panel_are_split() -> None:
-    check_same(make_spec(hidden=104, heads=6, kv_heads=3, head_dim=10, intermediate=136), "F32", (3,))
+    check_same(
+        make_spec(hidden=104, heads=6, kv_heads=3, head_dim=10, intermediate=136), "F32", (3,)
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,9 +173,9 @@ def test_widths_that_are_no_multiple_of_a_panel_are_split() -> None:
 def test_what_cannot_be_split_is_refused_with_its_reason(
     spec: DecoderSpec, ranks: int, why: str
 ) -> None:
-    with pytest.raises(TidemillError, match=why) as error:
-        with ranks_of(spec, make_tensors(spec), ranks, options()):
-            pass
+    whole = ranks_of(spec, make_tensors(spec), ranks, options())
+    with pytest.raises(TidemillError, match=why) as error, whole:
+        pass
     assert error.value.kind is ErrorKind.UNSUPPORTED
     assert error.value.param == "tensor_parallel"
 

@@ -65,6 +65,7 @@ def serve(
     kv_peers: str | None = options.KV_PEERS,
     adapter_memory: str | None = options.ADAPTER_MEMORY,
     threads: int | None = options.THREADS,
+    tensor_parallel: int = options.TENSOR_PARALLEL,
     prefix_caching: bool = options.PREFIX_CACHING,
     isa: str | None = options.ISA,
     packed_cache: str = options.PACKED_CACHE,

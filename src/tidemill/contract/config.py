@@ -7,6 +7,7 @@ log". The digest identifies a configuration, so that a client never resumes on a
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 import re
 from types import NoneType
 from typing import get_args
@@ -15,7 +16,7 @@ import msgspec
 
 from tidemill.base.errors import config_error
 from tidemill.base.sizes import parse_size
-from tidemill.contract.speculation import read_setting
+from tidemill.contract.speculation import LOOKUP, read_setting
 
 BACKENDS = ("auto", "native", "torch", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -23,6 +24,9 @@ QUANTIZATIONS = ("none", "q8_0", "q4_0", "int8")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
 BLOCK_SIZES = (16, 32, 64, 128)
 HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,\[\]]+):\d{1,5}")
+
+# Settings by which KV blocks leave the cache.
+WHOLE_BLOCKS = ("kv_ram", "kv_disk", "kv_listen", "kv_peers")
 
 # Larger values are typing errors: their data structures alone would exhaust memory.
 HIGHEST = {
@@ -32,6 +36,7 @@ HIGHEST = {
     "adapter_memory": 2**60,
     "kv_reserve": 2**46,  # less than an address space
     "threads": 1024,
+    "tensor_parallel": 64,
     "max_num_seqs": 2**16,
     "max_step_tokens": 2**16,
     "max_itl_ms": 3_600_000,
@@ -68,6 +73,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         adapter_memory: bytes that adapters (LoRA) may take; those used least recently leave first.
             None: an eighth of the memory that is free when the first one is loaded.
         threads: compute threads; None: the CPUs this process may use.
+        tensor_parallel: processes of this machine that compute the model together, each with a part
+            of the weights, of the KV cache and of the threads (docs/parallel.md); 1: this one. It
+            never changes an answer.
         prefix_caching: reuse KV blocks of earlier prompts.
         max_itl_ms: milliseconds between two tokens of a stream that a step may take; None: chosen
             (see `sched.policy`).
@@ -103,6 +111,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_peers: str | None = None
     adapter_memory: int | None = None
     threads: int | None = None
+    tensor_parallel: int = 1
     prefix_caching: bool = True
     isa: str | None = None
     max_itl_ms: float | None = None
@@ -136,14 +145,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             for address in (getattr(self, name) or "").split(","):
                 if getattr(self, name) is not None and not HOST_AND_PORT.fullmatch(address):
                     raise config_error(name, f"{name} must be HOST:PORT, got {address!r}")
-        for name in ("kv_ram", "kv_disk", "kv_listen", "kv_peers"):
+        for name in WHOLE_BLOCKS:
             if getattr(self, name) and not self.prefix_caching:
                 raise config_error(name, f"{name} keeps what prefix caching finds, which is off")
+        self._check_parallel()
         for name, highest in HIGHEST.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= highest:
                 raise config_error(name, f"{name} must be between 1 and {highest}, got {value}")
         return self
+
+    def _check_parallel(self) -> None:
+        """What needs the model in one process."""
+        if self.tensor_parallel <= 1:
+            return
+        for name in filter(partial(getattr, self), WHOLE_BLOCKS):
+            raise config_error(
+                name, f"{name} needs whole KV blocks, which tensor_parallel divides; leave one out"
+            )
+        if not {*read_setting(self.speculate).drafters} <= {LOOKUP}:
+            raise config_error("speculate", "with tensor_parallel, speculate must be off or lookup")
+        if self.backend in ("torch", "transformers") or self.device != "cpu":
+            name = "device" if self.device != "cpu" else "backend"
+            raise config_error(name, "tensor_parallel needs the native backend, on the cpu")
 
     def _check_types(self) -> None:
         # Structs check types when they are decoded, not when Python code makes them.

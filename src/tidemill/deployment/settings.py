@@ -481,6 +481,12 @@ MODEL = (
         "Compute threads; default: the CPUs this process may use.",
     ),
     _engine(
+        *("tensor_parallel", _bounded("tensor_parallel")),
+        "Processes that compute the model together, each with a part of its weights, KV cache and "
+        "threads; answers stay the same, bit for bit (docs/parallel.md).",
+        names=("--tensor-parallel", "--tensor-parallel-size"),
+    ),
+    _engine(
         *("prefix_caching", kinds.switch(), "Find blocks of earlier prompts again."),
         names=("--prefix-caching/--no-prefix-caching",),
     ),

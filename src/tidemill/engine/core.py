@@ -866,6 +866,7 @@ def open_core(
     config: EngineConfig,
     progress: Callable[[str], None] = lambda line: None,
     log: FlightLog | None = None,
+    lost: Callable[[str], None] | None = None,
 ) -> EngineCore:
     """Load a model into this process and start its engine.
 
@@ -873,11 +874,12 @@ def open_core(
         config: the engine's configuration.
         progress: called with a line for each stage of loading.
         log: the flight log for a supervisor.
+        lost: see `executor.inproc.open_inproc`.
 
     Raises:
         TidemillError: the model or the configuration cannot be used.
     """
-    core = make_core(open_inproc(config, progress), config)
+    core = make_core(open_inproc(config, progress, lost), config)
     if log is not None:
         core.record_in(log)
     return core.start()

@@ -65,7 +65,7 @@ OWNER_SECONDS = 10.0
 
 REPORT_SECONDS = 0.1
 
-EXIT_OK, EXIT_START_FAILED, EXIT_FATAL = 0, 2, 3
+EXIT_OK, EXIT_START_FAILED, EXIT_FATAL, EXIT_LOST = 0, 2, 3, 4
 
 
 class EngineServer:
@@ -238,7 +238,7 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes], log: Flight
         report(Report(progress=line))
 
     heartbeat = None if log is None else Heartbeat(log)
-    loading = asyncio.ensure_future(asyncio.to_thread(open_core, config, progress, log))
+    loading = asyncio.ensure_future(asyncio.to_thread(open_core, config, progress, log, _end_with))
     ended = [gone, asyncio.ensure_future(terminated.wait())]
     await asyncio.wait([loading, *ended], return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
@@ -270,6 +270,13 @@ async def _main(path: str, config: EngineConfig, reports: IO[bytes], log: Flight
     await asyncio.wait([gone], timeout=0.1)
     await _remove_socket(Path(path), orphaned=gone.done())
     return engine.exit_code.result() if engine.exit_code.done() else EXIT_OK
+
+
+def _end_with(how: str) -> None:
+    """A process that computes a part of the model has ended: the engine does too, and its owner
+    recovers as after a crash of its own."""
+    _log.error("the engine ends, because %s", how)
+    os._exit(EXIT_LOST)
 
 
 async def _report_loading(core: EngineCore, report: Callable[[Report], None]) -> None:

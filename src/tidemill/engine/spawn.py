@@ -143,6 +143,9 @@ class EngineProcess:
     async def wait(self) -> int:
         """Wait for its end; returns the exit code."""
         code = await self._process.wait()
+        # Processes of the model's other parts end with it; one that is stopped has to be killed.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
         home, self._home = self._home, None
         if home is not None:
             home.close()

@@ -151,12 +151,27 @@ class OpenedExecutor:
     listens: bool = False
 
 
-def open_inproc(config: EngineConfig, progress: Callable[[str], None]) -> OpenedExecutor:
-    """Load a model into this process. Raises TidemillError; see `worker.load.load_worker`."""
+def open_inproc(
+    config: EngineConfig,
+    progress: Callable[[str], None],
+    lost: Callable[[str], None] | None = None,
+) -> OpenedExecutor:
+    """Load a model into this process, and with `tensor_parallel` into others.
+
+    Args:
+        config: the engine's configuration.
+        progress: see `worker.load.load_worker`, which says what is raised.
+        lost: called, on another thread, when one of those has ended; None: steps fail.
+    """
     from tidemill.worker.load import load_worker
 
     with opened_files() as opened:
-        loaded = load_worker(config, progress)
+        if config.tensor_parallel > 1:
+            from tidemill.executor.ranks.backend import group_factory
+
+            loaded = load_worker(config, progress, lambda load: group_factory(config, load, lost))
+        else:
+            loaded = load_worker(config, progress)
     info = msgspec.structs.replace(loaded.info, files=tuple(opened.values()))
     backend = loaded.runner.backend
     spec = backend.spec

@@ -70,13 +70,21 @@ class LoadedWorker:
     snapshots: int = 0
 
 
-def load_worker(config: EngineConfig, progress: Progress = lambda line: None) -> LoadedWorker:
+Make = Callable[[BackendFactory], BackendFactory]
+
+
+def load_worker(
+    config: EngineConfig,
+    progress: Progress = lambda line: None,
+    make: Make = lambda factory: factory,
+) -> LoadedWorker:
     """Load the model of a configuration.
 
     Args:
         config: validated here.
         progress: called with a line for each stage; also later, from another thread, while weights
             are packed concurrently with the first steps.
+        make: another factory of backends, made of the model's.
 
     Raises:
         TidemillError: NOT_FOUND, MODEL_FILE or UNSUPPORTED for the model's files, CONFIG for the
@@ -100,7 +108,7 @@ def load_worker(config: EngineConfig, progress: Progress = lambda line: None) ->
         wanted_len(config, spec)  # the cache size per token is not known yet
     progress(f"loading {config.served_name} ({files.file_bytes / 2**30:.2f} GiB)")
     started = monotonic()
-    factory = cast(BackendFactory, opened.module.load)
+    factory = make(cast(BackendFactory, opened.module.load))
     weights = files.digest()
     packed = kept_weights(config, files, weights, threads, tensors.error_note, progress)
     head = files.head()  # before: while weights are packed nobody else reads them

@@ -43,6 +43,13 @@ def held_tensors(
     return layout.held_tensors(spec, tensors, options)
 
 
+def group_bytes() -> int:
+    """Bytes of the memory that the processes of a model share (`backends.base.Shard`)."""
+    from tidemill.backends.native import _core
+
+    return _core.GROUP_BYTES
+
+
 def available_isas() -> list[str]:
     """Instruction sets of this build that this machine can run, best first."""
     from tidemill.backends.native import _core

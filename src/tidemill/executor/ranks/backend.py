@@ -1,0 +1,245 @@
+"""GroupBackend: a backend whose model lies in several processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from tidemill.backends.base import (
+    Backend,
+    BackendFactory,
+    BackendMemory,
+    BackendOptions,
+    BackendProfile,
+    ExportedBlocks,
+    Int32,
+    MachineRates,
+    PackedWeights,
+    Shard,
+    StepHandle,
+    StepInputs,
+    UInt8,
+)
+from tidemill.base.errors import LoadCallback, TidemillError, unsupported
+from tidemill.base.log import get_logger
+from tidemill.contract.config import EngineConfig
+from tidemill.executor.ranks.cpus import pinned, threads_of
+from tidemill.executor.ranks.messages import (
+    Allocate,
+    Do,
+    LimitCache,
+    MoveBlocks,
+    step_of,
+    table_of,
+)
+from tidemill.executor.ranks.peers import Peers
+from tidemill.models.adapters import Changes
+from tidemill.models.spec import DecoderSpec
+from tidemill.models.tensors import TensorMap
+
+_log = get_logger(__name__)
+
+Lost = Callable[[str], None]
+
+
+class GroupBackend:
+    """See backends.base.Backend. Rank 0's part is in this process, and every step goes to all.
+
+    When another rank ends, steps fail as UNAVAILABLE from then on.
+
+    Args:
+        own: rank 0's part.
+        peers: the processes of the others, loaded.
+        descriptor: of the memory they share; it is closed with the backend.
+    """
+
+    def __init__(self, own: Backend, peers: Peers, descriptor: int) -> None:
+        self._own, self._peers, self._descriptor = own, peers, descriptor
+        self.spec, self.options = own.spec, own.options
+        self.slices_layers, self.verifies_drafts = own.slices_layers, own.verifies_drafts
+        ranks = 1 + len(peers.memory)
+        self.notes = (f"tensor parallel: {ranks} processes, each with a part of the model",)
+
+    def when_loaded(self, on_loaded: LoadCallback) -> bool:
+        """See Backend. The other ranks have loaded their parts."""
+        return self._own.when_loaded(on_loaded)
+
+    def stop_loading(self) -> None:
+        """See Backend."""
+        self._own.stop_loading()
+
+    def memory(self) -> BackendMemory:
+        """See Backend. Of all ranks, those of the others as of their last command."""
+        own = self._own.memory()
+        weights, kv, mapped, promised = map(
+            sum, zip(*(reply.memory for reply in self._peers.memory), strict=True)
+        )
+        return replace(
+            own,
+            weight_bytes=own.weight_bytes + weights,
+            kv_bytes=own.kv_bytes + kv,
+            mapped_bytes=own.mapped_bytes + mapped,
+            promised_bytes=own.promised_bytes + promised,
+        )
+
+    def allocate_cache(
+        self,
+        num_blocks: tuple[int, ...],
+        kv_dtype: str | None = None,
+        states: int = 2,
+        *,
+        unchecked: bool = False,
+    ) -> None:
+        """See Backend. Each rank has the heads of its part in every block."""
+        self._own.allocate_cache(num_blocks, kv_dtype, states, unchecked=unchecked)
+        self._peers.call(Allocate(num_blocks, kv_dtype, states, unchecked))
+
+    def limit_cache(self, blocks: int) -> None:
+        """See Backend."""
+        self._own.limit_cache(blocks)
+        self._peers.call(LimitCache(blocks))
+
+    def empty_cache(self) -> None:
+        """See Backend."""
+        self._own.empty_cache()
+        self._peers.call(Do("empty_cache"))
+
+    def release_weights(self) -> None:
+        """See Backend."""
+        self._own.release_weights()
+        self._peers.call(Do("release_weights"))
+
+    def restore_weights(self) -> None:
+        """See Backend."""
+        self._own.restore_weights()
+        self._peers.call(Do("restore_weights"))
+
+    def submit(self, inputs: StepInputs) -> StepHandle:
+        """See Backend. The other ranks begin when they are told; the handle is rank 0's."""
+        handle = self._own.submit(inputs)  # first: what it refuses, none computes
+        self._peers.submit(step_of(inputs))
+        return handle
+
+    def copy_blocks(self, group: int, pairs: Int32) -> None:
+        """See Backend."""
+        self._own.copy_blocks(group, pairs)
+        self._peers.call(MoveBlocks(group, table_of(pairs), copies=True))
+
+    def give_back_blocks(self, group: int, blocks: Int32) -> None:
+        """See Backend."""
+        self._own.give_back_blocks(group, blocks)
+        self._peers.call(MoveBlocks(group, table_of(blocks.reshape(1, -1)), copies=False))
+
+    def load_adapter(self, slot: int, changes: Changes) -> int:
+        """See Backend: refused."""
+        raise _in_parts("adapters change the whole model")
+
+    def unload_adapter(self, slot: int) -> None:
+        """See Backend."""
+
+    def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
+        """See Backend: refused."""
+        raise _in_parts("no process has whole blocks")
+
+    def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
+        """See Backend: refused."""
+        raise _in_parts("no process has whole blocks")
+
+    def block_bytes(self) -> tuple[int, ...]:
+        """See Backend: blocks do not leave the cache."""
+        raise _in_parts("no process has whole blocks")
+
+    def read_blocks(self, group: int, blocks: Int32, out: UInt8) -> None:
+        """See `block_bytes`."""
+        raise _in_parts("no process has whole blocks")
+
+    def write_blocks(self, group: int, blocks: Int32, data: UInt8) -> None:
+        """See `block_bytes`."""
+        raise _in_parts("no process has whole blocks")
+
+    def checksum(self, data: UInt8) -> int:
+        """See Backend."""
+        return self._own.checksum(data)
+
+    def start_profile(self, events: int) -> None:
+        """See Backend. Rank 0 alone is counted: the others do the same at the same time."""
+        self._own.start_profile(events)
+
+    def end_profile(self) -> BackendProfile | None:
+        """See `start_profile`."""
+        return self._own.end_profile()
+
+    def machine_rates(self) -> MachineRates | None:
+        """See Backend; of rank 0's threads."""
+        return self._own.machine_rates()
+
+    def progress(self) -> int:
+        """See Backend. Rank 0's: it stands still when another does."""
+        return self._own.progress()
+
+    def close(self) -> None:
+        """See Backend."""
+        self._own.close()
+        self._peers.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _in_parts(why: str) -> TidemillError:
+    return unsupported(
+        "tensor_parallel", f"this needs a model in one process (tensor_parallel 1): {why}"
+    )
+
+
+def group_factory(config: EngineConfig, load: BackendFactory, lost: Lost | None) -> BackendFactory:
+    """A factory of backends whose model is computed by `config.tensor_parallel` processes.
+
+    Args:
+        config: the engine's configuration, which all of them load.
+        load: makes the backend of rank 0's part.
+        lost: called on another thread with how a rank ended; None: it is logged, and steps fail.
+    """
+    ranks = config.tensor_parallel
+
+    def factory(
+        spec: DecoderSpec,
+        tensors: TensorMap,
+        options: BackendOptions,
+        packed: PackedWeights | None = None,
+    ) -> Backend:
+        from tidemill.backends.native import group_bytes
+
+        descriptor = os.memfd_create("tidemill-ranks", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, group_bytes())
+        own: list[Backend] = []
+
+        def on_lost(how: str) -> None:
+            _log.error("%s; what it computed is lost", how)
+            for backend in own:
+                backend.fail_group()  # type: ignore[attr-defined]
+            if lost is not None:
+                lost(how)
+
+        peers: Peers | None = None
+        try:
+            part = replace(
+                options,
+                shard=Shard(0, ranks, descriptor),
+                threads=threads_of(options.threads, 0, ranks),
+            )
+            with pinned(0, ranks):
+                own.append(load(spec, tensors, part, packed))
+            peers = Peers(config, descriptor, on_lost)
+            peers.wait_loaded()
+        except BaseException:
+            if peers is not None:
+                peers.close()
+            for backend in own:
+                backend.close()
+            os.close(descriptor)
+            raise
+        return GroupBackend(own[0], peers, descriptor)
+
+    return factory

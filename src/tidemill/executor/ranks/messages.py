@@ -1,0 +1,242 @@
+"""What rank 0 tells the other ranks: msgpack over a socket, arrays as bytes.
+
+A step is told without what concerns sampling, which rank 0 does alone.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.backends.base import (
+    EmbeddingOverrides,
+    Int32,
+    LayerSlice,
+    SamplingInputs,
+    StepInputs,
+)
+from tidemill.contract.request import RequestError
+
+_LENGTH = struct.Struct("<I")
+
+
+class Table(msgspec.Struct, array_like=True):
+    """An int32 matrix."""
+
+    rows: int
+    columns: int
+    data: bytes
+
+
+class Overrides(msgspec.Struct, array_like=True):
+    """See `backends.base.EmbeddingOverrides`."""
+
+    tokens: bytes
+    width: int
+    rows: bytes
+
+
+class Step(msgspec.Struct, array_like=True, tag=True):
+    """A step; see `backends.base.StepInputs` for what the fields of these names are."""
+
+    step_id: int
+    token_ids: bytes
+    row_start: bytes
+    context_len: bytes
+    block_tables: tuple[Table, ...]
+    logits: bytes
+    sample: bytes
+    target_ids: bytes
+    target_logprobs: bytes
+    copies: tuple[Table, ...]
+    return_logits: bool
+    slice: tuple[int, int, int] | None
+    skip: bytes | None
+    drafts: bytes | None
+    second: bytes | None
+    overrides: Overrides | None
+
+
+class Allocate(msgspec.Struct, array_like=True, tag=True):
+    """See `backends.base.Backend.allocate_cache`."""
+
+    num_blocks: tuple[int, ...]
+    kv_dtype: str | None
+    states: int
+    unchecked: bool
+
+
+class LimitCache(msgspec.Struct, array_like=True, tag=True):
+    """See `backends.base.Backend.limit_cache`."""
+
+    blocks: int
+
+
+class MoveBlocks(msgspec.Struct, array_like=True, tag=True):
+    """`copy_blocks`, of pairs, or `give_back_blocks`."""
+
+    group: int
+    blocks: Table
+    copies: bool
+
+
+class Do(msgspec.Struct, array_like=True, tag=True):
+    """A method of the backend without arguments: one of `CALLS`."""
+
+    method: str
+
+
+CALLS = ("empty_cache", "release_weights", "restore_weights")
+
+Command = Step | Allocate | LimitCache | MoveBlocks | Do
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """That a command (every one but a step), or loading, has ended; memory as of then.
+
+    Attributes:
+        error: why it failed, or None.
+        memory: weight, KV, mapped and promised bytes; see `backends.base.BackendMemory`.
+    """
+
+    error: RequestError | None = None
+    memory: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def send(link: socket.socket, message: Command | Reply) -> None:
+    """Send one message. Raises OSError when the other process has ended."""
+    body = encode(message)
+    link.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive(link: socket.socket) -> bytes | None:
+    """The next message's bytes; None when the other process has closed its end."""
+    head = _read(link, _LENGTH.size)
+    return None if head is None else _read(link, _LENGTH.unpack(head)[0])
+
+
+def _read(link: socket.socket, count: int) -> bytes | None:
+    data = bytearray(count)
+    view, got = memoryview(data), 0
+    while got < count:
+        try:
+            more = link.recv_into(view[got:])
+        except ConnectionError:
+            return None
+        if not more:
+            return None
+        got += more
+    return bytes(data)
+
+
+def table_of(array: Int32) -> Table:
+    """A matrix as it is sent."""
+    return Table(*array.shape, array.tobytes())
+
+
+def array_of(table: Table) -> Int32:
+    """A matrix that was sent."""
+    return np.frombuffer(table.data, np.int32).reshape(table.rows, table.columns)
+
+
+def step_of(inputs: StepInputs) -> Step:
+    """A step as it is sent."""
+    given, part = inputs.overrides, inputs.slice
+    return Step(
+        step_id=inputs.step_id,
+        token_ids=inputs.token_ids.tobytes(),
+        row_start=inputs.row_start.tobytes(),
+        context_len=inputs.context_len.tobytes(),
+        block_tables=tuple(map(table_of, inputs.block_tables)),
+        logits=inputs.logits.tobytes(),
+        sample=inputs.sample.tobytes(),
+        target_ids=inputs.target_ids.tobytes(),
+        target_logprobs=inputs.target_logprobs.tobytes(),
+        copies=tuple(map(table_of, inputs.copies)),
+        return_logits=inputs.return_logits,
+        slice=None if part is None else (part.sequence, part.begin, part.end),
+        skip=_optional(inputs.skip),
+        drafts=_optional(inputs.drafts),
+        second=_optional(inputs.second),
+        overrides=None
+        if given is None
+        else Overrides(given.tokens.tobytes(), given.rows.shape[1], given.rows.tobytes()),
+    )
+
+
+def inputs_of(step: Step) -> StepInputs:
+    """A step that was sent, for a backend that does not sample."""
+    sample = np.frombuffer(step.sample, np.uint8)
+    drafts, given = _int32s(step.drafts), step.overrides
+    positions = sample.astype(np.int64) * (1 if drafts is None else 1 + drafts)
+    return StepInputs(
+        step_id=step.step_id,
+        token_ids=np.frombuffer(step.token_ids, np.int32),
+        row_start=np.frombuffer(step.row_start, np.int32),
+        context_len=np.frombuffer(step.context_len, np.int32),
+        block_tables=tuple(map(array_of, step.block_tables)),
+        logits=np.frombuffer(step.logits, np.uint8),
+        sample=sample,
+        await_mask=np.zeros(len(sample), np.uint8),
+        target_ids=np.frombuffer(step.target_ids, np.int32),
+        target_logprobs=np.frombuffer(step.target_logprobs, np.int32),
+        copies=tuple(map(array_of, step.copies)),
+        sampling=_unsampled(int(positions.sum())),
+        slice=None if step.slice is None else LayerSlice(*step.slice),
+        skip=_int32s(step.skip),
+        return_logits=step.return_logits,
+        overrides=None if given is None else _overrides(given),
+        second=_int32s(step.second),
+        drafts=drafts,
+    )
+
+
+def _overrides(given: Overrides) -> EmbeddingOverrides:
+    rows = np.frombuffer(given.rows, np.float32).reshape(-1, given.width)
+    return EmbeddingOverrides(np.frombuffer(given.tokens, np.int32), rows)
+
+
+def _optional(array: NDArray[np.int32] | None) -> bytes | None:
+    return None if array is None else array.tobytes()
+
+
+def _int32s(data: bytes | None) -> Int32 | None:
+    return None if data is None else np.frombuffer(data, np.int32)
+
+
+@lru_cache(64)
+def _unsampled(count: int) -> SamplingInputs:
+    """Inputs of so many positions that are not sampled here."""
+    floats = {
+        name: np.full(count, value, np.float32)
+        for name, value in (
+            *(("temperature", 0.0), ("top_p", 1.0), ("min_p", 0.0), ("presence", 0.0)),
+            *(("frequency", 0.0), ("repetition", 1.0)),
+        )
+    }
+    none, zeros = np.zeros(0, np.int32), np.zeros(count, np.int32)
+    starts = np.zeros(count + 1, np.int32)
+    return SamplingInputs(
+        **floats,
+        top_k=zeros,
+        seed=np.zeros(count, np.uint64),
+        choice=zeros,
+        position=zeros,
+        num_logprobs=np.full(count, -1, np.int32),
+        bias_start=starts,
+        bias_id=none,
+        bias_value=np.zeros(0, np.float32),
+        history_start=starts,
+        history=none,
+        history_prompt=zeros,
+    )
