@@ -105,9 +105,11 @@ def _of_model(config: EngineConfig, opened: Opened) -> MemoryNeeds:
         context=context,
         state=spec.state_bytes if spec.foreign is None else 0,
         tables=_tables(spec, context),
-        step=tokens * _step_token_bytes(spec, options.dtype),
+        step=config.tensor_parallel * tokens * _step_token_bytes(spec, options.dtype),
         sequence=_FLOAT * spec.vocab_size if spec.generates else 0,
-        process=PROCESS_BYTES + _BACKEND_BYTES[opened.backend] + _TOKEN_BYTES * spec.vocab_size,
+        process=config.tensor_parallel * PROCESS_BYTES
+        + _BACKEND_BYTES[opened.backend]
+        + _TOKEN_BYTES * spec.vocab_size,
         ram_tier=config.kv_ram or 0,
         facts=ModelFacts(
             family=spec.family,

@@ -141,7 +141,8 @@ def _read(link: socket.socket, count: int) -> bytes | None:
 
 def table_of(array: Int32) -> Table:
     """A matrix as it is sent."""
-    return Table(*array.shape, array.tobytes())
+    rows, columns = array.shape
+    return Table(rows, columns, array.tobytes())
 
 
 def array_of(table: Table) -> Int32:
@@ -217,17 +218,16 @@ def _int32s(data: bytes | None) -> Int32 | None:
 @lru_cache(64)
 def _unsampled(count: int) -> SamplingInputs:
     """Inputs of so many positions that are not sampled here."""
-    floats = {
-        name: np.full(count, value, np.float32)
-        for name, value in (
-            *(("temperature", 0.0), ("top_p", 1.0), ("min_p", 0.0), ("presence", 0.0)),
-            *(("frequency", 0.0), ("repetition", 1.0)),
-        )
-    }
+    floats, ones = np.zeros(count, np.float32), np.ones(count, np.float32)
     none, zeros = np.zeros(0, np.int32), np.zeros(count, np.int32)
     starts = np.zeros(count + 1, np.int32)
     return SamplingInputs(
-        **floats,
+        temperature=floats,
+        top_p=ones,
+        min_p=floats,
+        presence=floats,
+        frequency=floats,
+        repetition=ones,
         top_k=zeros,
         seed=np.zeros(count, np.uint64),
         choice=zeros,
