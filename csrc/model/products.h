@@ -8,8 +8,8 @@
 //   multiplied, and a block which of the packed rows. `compute` adds B (A x) to its panels after the
 //   kernel; A x is computed before the loop starts, by `multiply` or `prepare`. Rows without an adapter
 //   get the arithmetic they have without adapters (promise 6).
-// - Tensor parallelism: a Linear may be a shard. Where shards split k, a product's outputs are partial
-//   sums, which are reduced where `multiply` returns.
+// - Tensor parallelism: a Linear may have a shard's rows (shard.h). Blocks have the outputs of all shards
+//   gathered where the next block reads them (StepContext::gather).
 // - Prefetching, of the weights that later products read and of K and V.
 #pragma once
 #include <algorithm>

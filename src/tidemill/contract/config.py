@@ -7,8 +7,8 @@ log". The digest identifies a configuration, so that a client never resumes on a
 from __future__ import annotations
 
 import hashlib
-from functools import partial
 import re
+from functools import partial
 from types import NoneType
 from typing import get_args
 
