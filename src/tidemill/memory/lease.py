@@ -126,7 +126,8 @@ class KVMemory:
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated in every group."""
-        return min(pool.num_free for pool in self._pools)
+        pools = self._pools
+        return pools[0].num_free if len(pools) == 1 else min(pool.num_free for pool in pools)
 
     @property
     def num_used(self) -> int:
@@ -411,9 +412,18 @@ class Lease:
         return sum(pool.refs(block) == 1 for block in self.tables[0])
 
     @property
+    def borrows(self) -> bool:
+        """Its last block is another's, which it may have to copy before it writes."""
+        return self._borrowed
+
+    @property
     def capacity(self) -> int:
         """Tokens that the held blocks can store."""
         return self.num_blocks * self._memory.block_size
+
+    def holds(self, tokens: int) -> bool:
+        """True if `grow(tokens)` would change nothing."""
+        return not self._borrowed and tokens <= len(self.tables[0]) * self._memory.block_size
 
     def needed(self, tokens: int) -> int:
         """Free blocks per group that `grow(tokens)` would take."""

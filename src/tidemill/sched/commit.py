@@ -28,7 +28,8 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
     seq.pending -= in_flight.sample
     seq.verifying -= in_flight.drafts
     good = result.error is None and in_flight.epoch == seq.epoch
-    snapshots.finish_row(state, in_flight, good=good and seq.status is not Status.FINISHED)
+    if state.memory.snapshots is not None:
+        snapshots.finish_row(state, in_flight, good=good and seq.status is not Status.FINISHED)
     if seq.status is Status.FINISHED:
         return None
     beams = seq.owner.beams
@@ -42,10 +43,11 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
         seq.computed = in_flight.start + in_flight.count
         if in_flight.drafts:
             _compute_drafts(state, seq, result)
-    _take_prompt_logprobs(seq, in_flight, result)
+    if result.prompt_logprobs:
+        _take_prompt_logprobs(seq, in_flight, result)
     if beams is not None:
         if in_flight.epoch == seq.epoch:
-            _publish(state, seq)
+            publish(state, seq)
             seq.fork_of = -1
             if in_flight.sample:
                 beams.results[seq.seq_id] = result
@@ -61,7 +63,7 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
         drafts.take_result(state, in_flight, result, accepted[len(result.token_ids) :])
     state.forced += len(accepted) - len(result.token_ids) if reason is None else 0
     if in_flight.epoch == seq.epoch:
-        _publish(state, seq)
+        publish(state, seq)
     if result.pooled:
         return finish(state, seq, FinishReason.STOP, result=result)
     if in_flight.sample:
@@ -149,14 +151,14 @@ def finish_reason_at(seq: Sequence, known: int, last: int) -> FinishReason | Non
 
 def _take_prompt_logprobs(seq: Sequence, in_flight: InFlightRow, result: RowResult) -> None:
     logprobs = seq.owner.prompt_logprobs
-    if result.prompt_logprobs and logprobs:
+    if logprobs and result.prompt_logprobs:
         first = in_flight.start + 1 - seq.owner.virtual_tokens
         for index, logprob in enumerate(result.prompt_logprobs, first):
             if 0 < index < len(logprobs):
                 logprobs[index] = logprob
 
 
-def _publish(state: State, seq: Sequence) -> None:
+def publish(state: State, seq: Sequence) -> None:
     """Publish the blocks that this step filled in the prefix index."""
     memory = state.memory
     full = seq.computed // memory.block_size

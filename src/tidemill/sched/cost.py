@@ -15,8 +15,11 @@ Predictions never change the output: it does not depend on how a prompt is chunk
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 # Scale of the features, so that the fitted coefficients are of similar magnitude.
 _UNITS = (1.0, 64.0, 2.0**18, 2.0**14)
@@ -106,6 +109,17 @@ class StepCost:
         self._steps = 0
         self._drift = 1.0
 
+    def copy(self) -> StepCost:
+        """One that has learned the same, and learns on its own."""
+        other = StepCost()
+        other.margin, other._steps, other._drift = self.margin, self._steps, self._drift
+        other._parts = list(self._parts)
+        other._classes = OrderedDict(
+            (key, _Class(list(known.features), known.seconds, known.steps))
+            for key, known in self._classes.items()
+        )
+        return other
+
     @property
     def ready(self) -> bool:
         """True once enough steps were measured for a prediction."""
@@ -113,8 +127,11 @@ class StepCost:
 
     def predict(self, load: Load) -> float:
         """Predicted seconds of the step; 0 before any step was measured."""
+        return self._predict(load.features)
+
+    def _predict(self, features: _Vector) -> float:
         a, b, c, d = self._parts
-        _, tokens, pairs, reach = load.features
+        _, tokens, pairs, reach = features
         return (a + b * tokens + c * pairs + d * reach) * self._drift
 
     def bound(self, load: Load) -> float:
@@ -145,9 +162,10 @@ class StepCost:
         """Learn from a measured step. Steps without a time or without tokens are ignored."""
         if seconds <= 0.0 or load.tokens == 0:
             return
+        features = load.features
         if self.ready:
-            self._compare(seconds / max(self.predict(load), 1e-9))
-        self._enter(load, seconds)
+            self._compare(seconds / max(self._predict(features), 1e-9))
+        self._enter(load.size_class, features, seconds)
         self._steps += 1
         if self._steps < _FIT_OFTEN or self._steps % _FIT_EVERY == 0:
             self._fit()
@@ -160,11 +178,10 @@ class StepCost:
         drift = self._drift * _clip(ratio, 1 / _FAR, _FAR)
         self._drift = _clip(self._drift + _DRIFT_RATE * (drift - self._drift), *_DRIFT_RANGE)
 
-    def _enter(self, load: Load, seconds: float) -> None:
-        key = load.size_class
+    def _enter(self, key: tuple[int, int, int], features: _Vector, seconds: float) -> None:
         known = self._classes.get(key)
         if known is None:
-            self._classes[key] = _Class(list(load.features), seconds)
+            self._classes[key] = _Class(list(features), seconds)
             if len(self._classes) > _MAX_CLASSES:
                 self._classes.popitem(last=False)
             return
@@ -174,32 +191,23 @@ class StepCost:
         if known.steps > 3:
             seconds = _clip(seconds, known.seconds / _FAR, known.seconds * _FAR)
         known.seconds += rate * (seconds - known.seconds)
-        for i, value in enumerate(load.features):
-            known.features[i] += rate * (value - known.features[i])
+        means = known.features
+        for i in (1, 2, 3):  # the first is always 1
+            means[i] += rate * (features[i] - means[i])
 
     def _fit(self) -> None:
         """Non-negative least squares of the relative error over the classes."""
         prior = self._prior()
-        gram = [[0.0] * 4 for _ in range(4)]
-        right = [0.0] * 4
-        for known in self._classes.values():
-            x = [value / known.seconds for value in known.features]
-            for i in range(4):
-                right[i] += x[i]
-                row = gram[i]
-                for j in range(4):
-                    row[j] += x[i] * x[j]
+        scaled = [[v / known.seconds for v in known.features] for known in self._classes.values()]
+        columns = list(zip(*scaled, strict=True))
+        right = [math.fsum(column) for column in columns]
+        gram = [[math.fsum(map(mul, one, other)) for other in columns] for one in columns]
         for i in range(4):
             # Regularization: coefficients that the classes do not determine stay near the prior.
             pull = _PRIOR_WEIGHT / max(prior[i], prior[1]) ** 2
             gram[i][i] += pull
             right[i] += pull * prior[i]
-        parts = self._parts if self._steps > 1 else prior
-        for _ in range(_SWEEPS):
-            for i in range(4):
-                rest = sum(gram[i][j] * parts[j] for j in range(4) if j != i)
-                parts[i] = max(0.0, (right[i] - rest) / gram[i][i])
-        self._parts = parts
+        self._parts = _descended(gram, right, self._parts if self._steps > 1 else prior)
 
     def _prior(self) -> list[float]:
         """Coefficients that attribute all time of the cheapest class to tokens and attention."""
@@ -209,6 +217,22 @@ class StepCost:
             for known in self._classes.values()
         )
         return [0.0, per_token * _UNITS[1], per_token / _PRIOR_DEPTH * _UNITS[2], 0.0]
+
+
+def _descended(
+    gram: Sequence[Sequence[float]], right: Sequence[float], parts: Sequence[float]
+) -> list[float]:
+    """Coefficients of at least 0, by `_SWEEPS` sweeps of coordinate descent from `parts`. Written
+    out: it takes a good part of a step's time where steps are short."""
+    (g00, g01, g02, g03), (_, g11, g12, g13), (_, _, g22, g23), (_, _, _, g33) = gram
+    r0, r1, r2, r3 = right
+    a, b, c, d = parts
+    for _ in range(_SWEEPS):
+        a = max(0.0, (r0 - (g01 * b + g02 * c + g03 * d)) / g00)
+        b = max(0.0, (r1 - (g01 * a + g12 * c + g13 * d)) / g11)
+        c = max(0.0, (r2 - (g02 * a + g12 * b + g23 * d)) / g22)
+        d = max(0.0, (r3 - (g03 * a + g13 * b + g23 * c)) / g33)
+    return [a, b, c, d]
 
 
 def _clip(value: float, low: float, high: float) -> float:

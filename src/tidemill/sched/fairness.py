@@ -103,6 +103,18 @@ class Tenants:
         tenant.served += tokens / tenant.weight
         self._round += tokens / self._weights
 
+    def charge_each(self, name: str, tokens: int) -> None:
+        """Charge the only active tenant tokens one by one: as so many calls of `charge`."""
+        if tokens <= 0 or name not in self._active:
+            return
+        self.charge(name, 1)
+        tenant = self._active[name]
+        # Both grow alike, so that no bound is reached that the first token has not.
+        mine, all_of = 1 / tenant.weight, 1 / self._weights
+        for _ in range(tokens - 1):
+            tenant.served += mine
+            self._round += all_of
+
     def deficit(self, name: str) -> float:
         """The tenant's deficit in tokens: positive if it got less than its share, negative if it
         got more; 0 for an inactive tenant."""

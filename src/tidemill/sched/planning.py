@@ -13,6 +13,7 @@ from tidemill.contract.history import PreemptionCause, PromptChunk
 from tidemill.contract.plan import LogitsWanted, NewSequence, Row
 from tidemill.contract.request import Status
 from tidemill.memory.lease import Growth, PartialMatch
+from tidemill.memory.prefix import BlockKey
 from tidemill.sched import misses, snapshots
 from tidemill.sched.cost import Load
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
@@ -26,6 +27,8 @@ from tidemill.sched.sequence import Sequence, Slice
 from tidemill.sched.speculation import drafts as drafts_of_rows
 from tidemill.sched.state import State
 from tidemill.sched.step_budget import Chunk, StepBudget, is_urgent
+
+_NO_GROWTH = Growth((), ())
 
 
 def build(state: State, step_id: int, last_step: int | None) -> PlanBuilder:
@@ -137,7 +140,10 @@ def _plan_running(
     lease = seq.lease
     assert lease is not None
     before = lease.num_blocks
-    while lease.needed(seq.planned + count) > state.memory.num_free:
+    while (
+        not lease.holds(seq.planned + count)
+        and lease.needed(seq.planned + count) > state.memory.num_free
+    ):
         if state.release_waiting_fork():
             continue
         victim = state.victim(seq, builder.planned)
@@ -150,7 +156,9 @@ def _plan_running(
     masked = False
     if seq.drafts and builder.drafts:
         drafts, masked = drafts_of_rows.drafts_of(state, builder, seq, count)
-    growth = lease.grow(seq.planned + count + len(drafts))
+    total = seq.planned + count + len(drafts)
+    # Most rows of streams go into a block that they have.
+    growth = _NO_GROWTH if lease.holds(total) else lease.grow(total)
     input_from = last_step if seq.planned == len(seq.tokens) else None
     blocks = growth.new_blocks
     if not seq.on_worker:  # a beam forked from one that runs
@@ -185,8 +193,10 @@ def _add_row(
     logits = LogitsWanted.LAST if sample else LogitsWanted.NONE
     if done and start + 1 < seq.prompt_len and seq.needs_prompt_logprobs:
         logits = LogitsWanted.ALL
-    wanted = drafts_of_rows.drafts_wanted(state, seq) if sample else ()
-    kept = snapshots.reserve(state, snapshots.snapshots_to_take(state, seq, start, count))
+    wanted = drafts_of_rows.drafts_wanted(state, seq) if sample and seq.drafters else ()
+    kept: dict[int, tuple[BlockKey, int]] = {}
+    if state.memory.snapshots is not None:
+        kept = snapshots.reserve(state, snapshots.snapshots_to_take(state, seq, start, count))
     introduced = not seq.on_worker
     unsent = () if introduced else tuple(seq.tokens[seq.num_sent :])
     builder.rows.append(
@@ -201,7 +211,9 @@ def _add_row(
             layers=layers,
             state_from=source,
             fork_of=seq.fork_of,
-            snapshots=tuple((position, slot) for position, (_, slot) in kept.items()),
+            snapshots=tuple((position, slot) for position, (_, slot) in kept.items())
+            if kept
+            else (),
             logits=logits,
             sample=sample,
             adapter_slot=seq.owner.slot_at(start),
@@ -223,7 +235,7 @@ def _add_row(
         seq.num_sent,
         admitted,
         introduced,
-        tuple(key for key, _ in kept.values()),
+        tuple(key for key, _ in kept.values()) if kept else (),
         source,
         len(drafts),
         wanted,
@@ -374,7 +386,7 @@ def _next_prefill(
             return seq
     candidates: dict[str, list[Sequence]] = {}
     for seq in running:
-        if _prefills(seq) and seq.seq_id not in builder.planned and seq.seq_id not in builder.tried:
+        if seq.seq_id not in builder.planned and seq.seq_id not in builder.tried and _prefills(seq):
             candidates.setdefault(seq.owner.request.tenant, []).append(seq)
     if admitting and state.places > 0:
         for name, seq in state.lines[background].queue.heads():

@@ -38,7 +38,7 @@ from tidemill.memory.prefix import root_digest
 from tidemill.sched.adapters import check_adapters, invocation_start, virtual_tokens
 from tidemill.sched.commit import append_token, commit_row, finish, finish_reason_of
 from tidemill.sched.constraint import Constraint
-from tidemill.sched.cost import Load
+from tidemill.sched.cost import Load, StepCost
 from tidemill.sched.history import SequenceHistory
 from tidemill.sched.memory_pressure import MemoryPressure
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
@@ -50,6 +50,7 @@ from tidemill.sched.state import State
 
 if TYPE_CHECKING:
     from tidemill.memory.tiers import Tiers
+    from tidemill.sched.decode_run import DecodeRun
     from tidemill.sched.speculation.controller import Controller
 
 _log = get_logger(__name__)
@@ -602,6 +603,64 @@ class Scheduler:
             self._learn_drafts(self._state.speculation, step, result)
         return emissions
 
+    def decode_run(self) -> DecodeRun | None:
+        """The steps from the one in flight on, if they only give every running sequence its next
+        token; see `sched.decode_run`. For who knows what steps return before they are computed."""
+        if self.limits.depth < 2 or len(self._in_flight) != 1 or self._num_awaiting:
+            return None
+        if len(self._requests) != len(self._state.running):
+            return None
+        from tidemill.sched.decode_run import run_of  # no engine needs it
+
+        return run_of(self._state, self._in_flight[0].rows_in_flight)
+
+    def follow(
+        self,
+        run: DecodeRun,
+        predicted: TypingSequence[float],
+        seconds: TypingSequence[float],
+        token: Callable[[int, int], int],
+        learned: StepCost | None = None,
+    ) -> StepPlan:
+        """Commit the step in flight and those after it, as if each had been planned and committed,
+        and plan the next one.
+
+        Args:
+            run: what `decode_run` returned; nothing has happened since.
+            predicted: what was predicted of each step, and of the one that is planned.
+            seconds: what each step took, in order.
+            token: what a sequence samples at a position.
+            learned: the costs with these steps observed, where somebody has done that.
+        """
+        first, count = self._in_flight.popleft(), len(seconds)
+        last_id, rows = first.plan.step_id + count - 1, len(run.rows)
+        run.apply(count, last_id, token)
+        figures = self._seconds
+        if learned is not None:
+            self._state.cost = learned
+        for step, (foreseen, took) in enumerate(zip(predicted, seconds, strict=False)):
+            if foreseen > 0.0:
+                figures["predicted"] += foreseen
+                figures["measured"] += took
+            if learned is None:
+                self._state.cost.observe(run.load(step), took)
+        figures["last_predicted"] = predicted[count - 1]
+        share = (sum(seconds) + self._uncounted) / rows
+        self._uncounted = 0.0
+        for in_flight in first.rows_in_flight:
+            in_flight.seq.owner.compute_seconds += share
+        counts = self._counts
+        counts["steps"] += count
+        for name in ("step_tokens", "step_rows", "generated"):
+            counts[name] += count * rows
+        self._last = (rows, rows)
+        self._next_step = last_id + 1
+        plan = self.plan()
+        assert plan is not None and len(plan.rows) == rows
+        step_planned = self._in_flight[0]
+        step_planned.predicted, step_planned.ahead = predicted[count], True
+        return plan
+
     def _advance(self, group: BeamGroup) -> list[Emission]:
         from tidemill.sched import beams
 
@@ -728,6 +787,11 @@ class Scheduler:
             if seq.drafters and seq.needs_result:
                 return None
         return step.predicted or None
+
+    @property
+    def cost(self) -> StepCost:
+        """What it has learned of steps' times."""
+        return self._state.cost
 
     @property
     def explains(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -59,6 +59,14 @@ class SimulatedAdmission:
     def progress(self, request_id: str, tokens: int) -> None:
         """A request got so many more tokens."""
         self._tickets[request_id].progress(0, tokens)
+
+    def progress_together(self, request_ids: Sequence[str], times: Sequence[float]) -> None:
+        """Each of these requests got a token at each of these times, which may be past."""
+        tickets = [
+            ticket for name in request_ids if isinstance(ticket := self._tickets[name], Ticket)
+        ]
+        if tickets:
+            self._admission.progress_together(tickets, times)
 
     def end(self, request_id: str, length: int | None = None) -> None:
         """A request has ended with so many tokens; None: it was cancelled."""

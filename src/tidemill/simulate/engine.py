@@ -6,8 +6,9 @@ samples gets a token of its own. What the loop itself takes between two steps is
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -20,16 +21,17 @@ from tidemill.contract.wire import EngineInfo
 from tidemill.engine.core import LAUNCH_FRACTION, make_scheduler
 from tidemill.executor.base import Executor
 from tidemill.executor.inproc import OpenedExecutor
+from tidemill.sched.decode_run import RunRow
 from tidemill.sched.scheduler import Scheduler
 from tidemill.sched.sequence import Emission
 from tidemill.simulate.costs import Costs, EngineFacts, Work, work_of
+from tidemill.simulate.decode import COMMIT_SHARE, VOCAB, Ahead, Landed, token_at
 from tidemill.simulate.timeline import Timeline
 
 Deliver = Callable[[float, list[Emission]], None]
+DeliverRun = Callable[[Sequence[RunRow], Sequence[Landed]], None]
 
-VOCAB = 1 << 30
 _LOOK_EVERY = 16
-_COMMIT_SHARE = 0.5  # of the loop's seconds between steps, what passes before outputs leave
 
 
 def info_of(facts: EngineFacts) -> EngineInfo:
@@ -93,6 +95,7 @@ class SimulatedEngine:
         noise: draws factors of steps' seconds.
         deliver: is given outputs with the time at which they leave the engine, which may be a
             little later than now.
+        deliver_run: is given the rows of steps that give each of them a token and nothing else.
         max_itl_ms: as `EngineConfig.max_itl_ms`.
 
     Attributes:
@@ -103,6 +106,8 @@ class SimulatedEngine:
             (places), ``memory`` (KV blocks).
     """
 
+    decodes_ahead = True  # False: every step is an event (tests compare)
+
     def __init__(
         self,
         timeline: Timeline,
@@ -110,6 +115,7 @@ class SimulatedEngine:
         costs: Costs,
         noise: Callable[[], float],
         deliver: Deliver,
+        deliver_run: DeliverRun,
         max_itl_ms: float | None = None,
     ) -> None:
         self.scheduler = scheduler_of(facts, timeline.clock, max_itl_ms)
@@ -124,6 +130,10 @@ class SimulatedEngine:
         self._host = costs.host
         self._noise = noise
         self._deliver = deliver
+        self._deliver_run = deliver_run
+        self._drawn: deque[float] = deque()  # factors that were drawn for steps not yet launched
+        self._ahead: Ahead | None = None
+        self._told = 0  # steps of it whose outputs were delivered
         self._inbox: list[Callable[[], list[Emission]]] = []
         self._in_flight: deque[_Step] = deque()
         self._outputs: list[Emission] = []  # of the last step, which leave with the next
@@ -139,6 +149,8 @@ class SimulatedEngine:
 
     def _post(self, command: Callable[[], list[Emission]]) -> None:
         self._inbox.append(command)
+        if self._ahead is not None:
+            self._interrupt()
         if self._idle:
             self._idle = False
             self._turn()
@@ -183,14 +195,22 @@ class SimulatedEngine:
         begins = ready + host.step + host.row * work.rows + host.submit * received
         if self._in_flight:
             begins = max(begins, self._in_flight[-1].ends)
-        seconds = self._step.of(work) * self._noise()
-        self.busy += seconds
-        self.most = Work(*map(max, self.most, work))  # type: ignore[arg-type]
+        seconds = self._step.of(work) * self._draw()
         self._in_flight.append(_Step(plan, begins, begins + seconds))
-        self._launched += 1
+        self._count(work, seconds)
         if self._launched % _LOOK_EVERY == 0:
             self._look()
         return begins
+
+    def _draw(self) -> float:
+        return self._drawn.popleft() if self._drawn else self._noise()
+
+    def _count(self, work: Work, *seconds: float) -> None:
+        """So many steps were launched, the last of them the largest."""
+        for one in seconds:
+            self.busy += one
+        self.most = Work(*map(max, self.most, work))  # type: ignore[arg-type]
+        self._launched += len(seconds)
 
     def _look(self) -> None:
         """Note what requests wait for that have not been given a first token."""
@@ -206,6 +226,8 @@ class SimulatedEngine:
             self.waits["computing"] += 1
 
     def _await(self) -> None:
+        if self._decode_ahead():
+            return
         step, timeline = self._in_flight[0], self._timeline
         if len(self._in_flight) == 1 and (seconds := self.scheduler.overlap_seconds) is not None:
             host = self._host
@@ -223,11 +245,10 @@ class SimulatedEngine:
     def _land(self) -> None:
         """The oldest step has ended."""
         step = self._in_flight.popleft()
-        # Of two choices of one request, each gets tokens of its own: nothing but itself has them.
         rows = tuple(
             RowResult(
                 seq_id=row.seq_id,
-                token_ids=((row.seq_id * 65537 + row.start) % VOCAB,) if row.sample else (),
+                token_ids=(token_at(row.seq_id, row.start),) if row.sample else (),
             )
             for row in step.plan.rows
         )
@@ -238,11 +259,77 @@ class SimulatedEngine:
         self._outputs += self.scheduler.commit(step.plan, result)
         if self._in_flight or not (self.scheduler.has_work or self._inbox):
             loop = self._host.step + self._host.row * len(rows)
-            self._send(step.ends + _COMMIT_SHARE * loop)
+            self._send(step.ends + COMMIT_SHARE * loop)
         if self._in_flight or self.scheduler.has_work or self._inbox:
             self._turn()
         else:
             self._idle = True
+
+    # -- steps that only decode --------------------------------------------------------------
+
+    def _decode_ahead(self) -> bool:
+        """Compute the steps until a stream ends, if nothing but decoding happens until then."""
+        if not self.decodes_ahead or len(self._in_flight) != 1 or self._inbox or self._outputs:
+            return False
+        seconds, run = self.scheduler.overlap_seconds, self.scheduler.decode_run()
+        if seconds is None or run is None:
+            return False
+        step = self._in_flight[0]
+        self._ahead, self._told = Ahead(
+            *(run, step.begins, step.ends, seconds), now=self._timeline.now,
+            cost=self.scheduler.cost.copy(), step=self._step, host=self._host, draw=self._draw,
+        ), 0  # fmt: skip
+        self._continue(self._ahead)
+        return True
+
+    def _continue(self, ahead: Ahead) -> None:
+        if self._ahead is not ahead:
+            return
+        if ahead.compute():
+            self._timeline.at(ahead.landed[-1].at, partial(self._continue, ahead))
+        else:
+            self._interrupt()
+
+    def catch_up(self) -> None:
+        """Deliver what has left the engine by now."""
+        ahead = self._ahead
+        if ahead is None:
+            return
+        now, landed = self._timeline.now, ahead.landed
+        upto = bisect_right(landed, now, key=lambda step: step.at)
+        if upto > self._told:
+            self._deliver_run(ahead.run.rows, landed[self._told : upto])
+            self._told = upto
+
+    def _interrupt(self) -> None:
+        """Bring the scheduler to where it is now, and go on step by step."""
+        self.catch_up()
+        ahead, now = self._ahead, self._timeline.now
+        assert ahead is not None
+        self._ahead, landed = None, self._told
+        launched = landed  # of the steps after the first
+        if landed == len(ahead.landed) < ahead.run.steps:
+            ahead.compute()
+        if landed < ahead.run.steps and ahead.ahead[landed] and ahead.launches[landed] <= now:
+            launched += 1
+        if landed:
+            seconds = [e - b for b, e in zip(ahead.begins, ahead.ends[:landed], strict=False)]
+            learned = ahead.cost if landed == len(ahead.landed) else None
+            plan = self.scheduler.follow(ahead.run, ahead.predicted, seconds, token_at, learned)
+            self._in_flight = deque([_Step(plan, ahead.begins[landed], ahead.ends[landed])])
+        if launched > landed:
+            following = self.scheduler.plan()
+            assert following is not None
+            self._in_flight.append(_Step(following, ahead.begins[launched], ahead.ends[launched]))
+        if launched:
+            self._count(ahead.work(launched), *ahead.seconds[:launched])
+        self._drawn.extendleft(reversed(ahead.drawn[launched:]))
+        if landed == ahead.run.steps:
+            self._await()
+        elif launched == landed and ahead.ahead[landed]:
+            self._timeline.at(ahead.launches[landed], self._launch_ahead)
+        else:
+            self._timeline.at(ahead.ends[landed], self._land)
 
     def _send(self, when: float) -> None:
         if self._outputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -10,9 +10,11 @@ from itertools import count
 from tidemill.bench.results import RequestTrace
 from tidemill.contract.request import EngineRequest
 from tidemill.contract.sampling import SamplingParams
+from tidemill.sched.decode_run import RunRow
 from tidemill.sched.sequence import Emission
 from tidemill.simulate.admission import SimulatedAdmission
 from tidemill.simulate.costs import Costs, EngineFacts
+from tidemill.simulate.decode import Landed, token_at
 from tidemill.simulate.engine import SimulatedEngine, info_of
 from tidemill.simulate.timeline import Timeline
 
@@ -68,7 +70,9 @@ class SimulatedServer:
     ) -> None:
         self.refused = 0
         self._admission = SimulatedAdmission(info_of(facts), timeline.clock) if admits else None
-        self.engine = SimulatedEngine(timeline, facts, costs, noise, self._receive, max_itl_ms)
+        self.engine = SimulatedEngine(
+            timeline, facts, costs, noise, self._receive, self._receive_run, max_itl_ms
+        )
         self._timeline = timeline
         self._host = costs.host
         self._calls: dict[str, Call] = {}
@@ -79,6 +83,7 @@ class SimulatedServer:
 
     def send(self, call: Call) -> None:
         """A client sends a request now."""
+        self.engine.catch_up()
         host, now = self._host, self._timeline.now
         call.request_id = str(next(self._ids))
         request = EngineRequest(
@@ -112,6 +117,7 @@ class SimulatedServer:
 
     def cancel(self, call: Call) -> None:
         """The client gives up."""
+        self.engine.catch_up()
         if self._calls.pop(call.request_id, None) is not None:
             self.engine.cancel(call.request_id)
             if self._admission is not None:
@@ -149,6 +155,29 @@ class SimulatedServer:
                 self.on_end(call)
                 self._timeline.at(done, partial(_end, call))
         self._free = max(self._free, done)
+
+    def _receive_run(self, rows: Sequence[RunRow], steps: Sequence[Landed]) -> None:
+        """Steps have given each of these rows a token, and nothing else: as `_receive` for each."""
+        host, free = self._host, self._free
+        calls = [self._calls[row.request_id] for row in rows]
+        into = [(call.trace.arrivals.append, call.zero) for call in calls]
+        chunk, deliver = host.chunk, host.deliver
+        for step in steps:
+            done = max(step.leaves + deliver, free)
+            for append, zero in into:
+                done += chunk
+                append(done - zero)
+            free = max(free, done)
+        self._free = free
+        for call in calls:
+            call.trace.output_tokens += len(steps)
+        if self._admission is not None:
+            self._admission.progress_together(
+                [row.request_id for row in rows], [step.at for step in steps]
+            )
+        for row, call in zip(rows, calls, strict=True):
+            if call.answer is not None:
+                call.answer += [token_at(row.seq_id, row.start + step.number) for step in steps]
 
 
 def _ignore(call: Call) -> None:

@@ -124,6 +124,10 @@ class Load:
 
     def waiting(self, now: float) -> float:
         """Seconds until a further request begins to be computed."""
+        if not self._queued and (self.slots is None or len(self._open) < self.slots):
+            seconds, at = self._announced
+            announced = seconds - (now - at) if now - at < ANNOUNCED_SECONDS else 0.0
+            return max(0.0, announced)
         prompts = self._pending / self.rate
         if self._queued:
             oldest = next(iter(self._queued.values()))

@@ -85,6 +85,12 @@ class Throughput:
             self._last = now
         self._tokens += tokens
 
+    def note_each(self, tokens: int, now: float) -> None:
+        """Record so many tokens one by one: as so many calls of `note`."""
+        self.note(1, now)
+        for _ in range(tokens - 1):
+            self._tokens += 1
+
     def rate(self, now: float) -> float | None:
         """Tokens per second; None before enough work was measured."""
         self.note(0, now)
