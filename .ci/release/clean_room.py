@@ -1,13 +1,15 @@
 """A built wheel as a stranger has it: a fresh Debian, no compiler, no network, another user.
 
-    clean_room.py WHEEL [--suite bookworm] [--suite trixie] [--sdist FILE]
+    clean_room.py WHEEL [--suite bookworm] [--suite trixie] [--sdist FILE] [--python python3.12]
 
 For each suite a root is made with mmdebstrap (Debian's python3 and python3-venv alone). In it, as
 a user without rights and in a folder with spaces and umlauts, the wheel is installed from a folder
 of wheels, the installation is made read-only, and the bundled model answers twice and over HTTP.
 What it took and weighs is printed as a table in Markdown. Needs root, mmdebstrap, and pip with an
-index for the dependencies. With --sdist the wheel is built again from that, in a root that has a
-compiler, which says whether it builds from what its requirements bring (minutes).
+index for the dependencies. A wheel for aarch64 gets a root of that machine, whose programs run in
+emulation (Debian's qemu-user-static). With --sdist the same is done with that, in a root that has
+a compiler and no network, from its requirements alone (minutes). --python does it with a Python of
+this machine instead of a root, as Debian has not every version; it may then find a compiler here.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -27,13 +30,18 @@ from pathlib import Path
 USER = 12345
 FOLDER = "home/Jörg Müller/ein Ordner"
 SECONDS = 20.0
-"""In which the first answer must have come, the installation included."""
+"""In which the first answer must have come, the installation included (not in emulation)."""
 
 MEGABYTES = 100.0
 """That all wheels together may have, tidemill's included."""
 
+BUILD = ("scikit-build-core>=0.11", "nanobind>=3.1")
+"""What pyproject.toml builds with (a test compares)."""
+
+_DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
+
 _HEAD = (
-    "| Debian | Python | install, s | first answer, s | second, s | wheels, MB | installed, MB |\n"
+    "| system | Python | install, s | first answer, s | second, s | wheels, MB | installed, MB |\n"
     "|---|---|---|---|---|---|---|"
 )
 
@@ -81,26 +89,42 @@ class Found:
 
 
 class Room:
-    """A root in which commands run as a user without rights."""
+    """A root in which commands run as a user without rights.
 
-    def __init__(self, root: Path) -> None:
+    Attributes:
+        chroot: what changes into it; nothing, where the root is this machine's.
+    """
+
+    def __init__(self, root: Path, folder: str = FOLDER, *, chroot: bool = True) -> None:
         self.root = root
-        self.folder = root / FOLDER
+        self.folder = root / folder
+        self.inside = f"/{folder}"
+        self._chroot = chroot
 
-    def run(self, *command: str, user: int = USER, seconds: float = 300) -> str:
+    def run(self, *command: str, user: int = USER, seconds: float = 1800) -> str:
         """Output of a command inside; its failure ends the program.
 
         Its network is loopback alone.
         """
         inside = {
             "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-            "HOME": f"/{FOLDER}/home",
+            "HOME": f"{self.inside}/home",
             "LANG": "C.UTF-8",
         }
-        chroot = ["chroot", f"--userspec={user}:{user}", str(self.root), *command]
+        root = ["chroot", f"--userspec={user}:{user}", str(self.root)]
+        here = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
         setup = 'ip link set lo up 2>/dev/null || true; exec "$@"'
         done = subprocess.run(
-            ["unshare", "--net", "sh", "-c", setup, "sh", *chroot],
+            [
+                "unshare",
+                "--net",
+                "sh",
+                "-c",
+                setup,
+                "sh",
+                *(root if self._chroot else here),
+                *command,
+            ],
             env=inside,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -119,7 +143,7 @@ class Room:
 
 
 @contextlib.contextmanager
-def room(suite: str, packages: str, kept: Path | None) -> Iterator[Room]:
+def room(suite: str, packages: str, kept: Path | None, machine: str = "") -> Iterator[Room]:
     """A root of a suite of Debian; `kept` is a folder of roots that were made before."""
     with tempfile.TemporaryDirectory(prefix="clean-room-") as made:
         root = Path(made) / suite
@@ -127,6 +151,7 @@ def room(suite: str, packages: str, kept: Path | None) -> Iterator[Room]:
             shutil.copytree(kept / suite, root, symlinks=True, ignore=_devices)
         else:
             options = ["--variant=minbase", f"--include={packages}"]
+            options += [f"--architectures={_DEBIAN[machine]}"] if machine else []
             subprocess.run(["mmdebstrap", "--quiet", *options, suite, str(root)], check=True)
         (root / "proc").mkdir(exist_ok=True)
         subprocess.run(["mount", "-t", "proc", "proc", str(root / "proc")], check=True)
@@ -138,64 +163,93 @@ def room(suite: str, packages: str, kept: Path | None) -> Iterator[Room]:
                 subprocess.run(["umount", "--lazy", str(root / mounted)], check=True)
 
 
+@contextlib.contextmanager
+def folder_here() -> Iterator[Room]:
+    """A folder of this machine, for a user without rights."""
+    with tempfile.TemporaryDirectory(prefix="clean room ö ") as made:
+        Path(made).chmod(0o755)
+        yield Room(Path("/"), str(Path(made) / FOLDER).lstrip("/"), chroot=False)
+
+
 def _devices(folder: str, names: list[str]) -> list[str]:
     return names if Path(folder).name in ("dev", "proc", "sys") else []
 
 
 def try_wheel(wheel: Path, suite: str, kept: Path | None) -> Found:
     """Install a wheel in a room and have it answer."""
-    with room(suite, "python3,python3-venv", kept) as here:
+    machine = wheel.stem.split("_", 3)[-1] if "manylinux" in wheel.name else platform.machine()
+    foreign = machine if machine != platform.machine() else ""
+    with room(suite, "python3,python3-venv", kept, foreign) as here:
         for compiler in ("cc", "gcc", "g++", "clang", "make"):
             assert not (here.root / "usr/bin" / compiler).exists(), f"{compiler} is in {suite}"
-        wheels = here.folder / "wheels"
-        (here.folder / "home").mkdir(parents=True)
-        version = here.run("python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
-        gather(wheel, wheels, version.strip())
-        shutil.copy(wheel, wheels)
-        for path in (here.folder, *here.folder.rglob("*")):
-            os.chown(path, USER, USER)
-        environment, inside = f"/{FOLDER}/die Umgebung", f"/{FOLDER}"
-        here.run("python3", "-m", "venv", environment)
-        before = _megabytes(here.folder / "die Umgebung")
-        python, program = f"{environment}/bin/python", f"{environment}/bin/tidemill"
-        offline = ("--no-index", "--find-links", f"{inside}/wheels", "--disable-pip-version-check")
-        install, _ = here.timed(python, "-m", "pip", "install", "-q", *offline, "tidemill")
-        installed = _megabytes(here.folder / "die Umgebung") - before
-        _read_only(here.folder / "die Umgebung")
-        question = ("run", "brook", "What is the capital of France?")
-        first, said = here.timed(program, *question)
-        second, again = here.timed(program, *question)
-        served = here.run(python, "-c", _OVER_HTTP, program)
-        for answer in (said, again, served):
-            assert "Paris" in answer, answer
-        sizes = _megabytes(wheels), installed
-        return Found(suite, version.strip(), install, first, second, *sizes)
+        return answered(here, wheel, suite + (f", {machine} emulated" if foreign else ""), machine)
 
 
-def gather(wheel: Path, into: Path, version: str) -> None:
-    """Download the wheels of a wheel's dependencies for a version of Python."""
-    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(35, 4, -1)]
+def answered(here: Room, package: Path, name: str, machine: str, python: str = "python3") -> Found:
+    """Install a wheel or an sdist offline, make it read-only, and ask the bundled model."""
+    wheels = here.folder / "wheels"
+    (here.folder / "home").mkdir(parents=True)
+    for path in (here.folder.parent, here.folder, here.folder / "home"):
+        os.chown(path, USER, USER)
+    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    version = here.run(python, "-c", ask).strip()
+    gather(package, wheels, version, machine)
+    shutil.copy(package, wheels)
+    for path in (here.folder, *here.folder.rglob("*")):
+        os.chown(path, USER, USER)
+    environment = f"{here.inside}/die Umgebung"
+    here.run(python, "-m", "venv", environment)
+    before = _megabytes(here.folder / "die Umgebung")
+    python, program = f"{environment}/bin/python", f"{environment}/bin/tidemill"
+    offline = ("--no-index", "--find-links", f"{here.inside}/wheels", "--disable-pip-version-check")
+    install, _ = here.timed(python, "-m", "pip", "install", "-q", *offline, "tidemill")
+    installed = _megabytes(here.folder / "die Umgebung") - before
+    _read_only(here.folder / "die Umgebung")
+    question = ("run", "brook", "What is the capital of France?")
+    first, said = here.timed(program, *question)
+    second, again = here.timed(program, *question)
+    served = here.run(python, "-c", _OVER_HTTP, program)
+    for answer in (said, again, served):
+        assert "Paris" in answer, answer
+    return Found(name, version, install, first, second, _megabytes(wheels), installed)
+
+
+def gather(package: Path, into: Path, version: str, machine: str) -> None:
+    """Download the wheels of a package's dependencies for a version of Python.
+
+    For an sdist those of its build, too.
+    """
+    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(36, 4, -1)]
+    built = BUILD if package.name.endswith(".gz") else ()
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"),
             *("--only-binary=:all:", "--implementation=cp", f"--python-version={version}"),
             *(f"--abi=cp{version.replace('.', '')}", "--abi=abi3", "--abi=none"),
-            *(*platforms, "--platform=manylinux2014_x86_64", "--platform=any"),
-            *(f"--dest={into}", *requirements(wheel, version)),
+            *(*platforms, f"--platform=manylinux2014_{machine}", "--platform=any"),
+            *(f"--dest={into}", *requirements(package, version), *built),
         ],
         check=True,
     )
 
 
-def requirements(wheel: Path, version: str) -> list[str]:
-    """What a wheel requires without extras."""
+def requirements(package: Path, version: str) -> list[str]:
+    """What a wheel or an sdist requires without extras."""
+    import tarfile
     from zipfile import ZipFile
 
     from packaging.metadata import Metadata
 
-    with ZipFile(wheel) as archive:
-        [name] = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
-        found = Metadata.from_email(archive.read(name), validate=False)
+    if package.name.endswith(".gz"):
+        with tarfile.open(package) as archive:
+            inside = archive.extractfile(f"{package.name.removesuffix('.tar.gz')}/PKG-INFO")
+            assert inside is not None
+            text = inside.read()
+    else:
+        with ZipFile(package) as files:
+            [name] = [n for n in files.namelist() if n.endswith(".dist-info/METADATA")]
+            text = files.read(name)
+    found = Metadata.from_email(text, validate=False)
     environment = {"python_version": version, "sys_platform": "linux", "extra": ""}
     return [
         f"{one.name}{'[' + ','.join(sorted(one.extras)) + ']' if one.extras else ''}{one.specifier}"
@@ -204,27 +258,11 @@ def requirements(wheel: Path, version: str) -> list[str]:
     ]
 
 
-def try_sdist(sdist: Path, suite: str, kept: Path | None) -> None:
-    """Build a wheel from an sdist, offline but for the wheels of its build requirements."""
-    with room(suite, "python3,python3-venv,python3-dev,g++,cmake,ninja-build", kept) as here:
-        here.folder.mkdir(parents=True)
-        wheels = here.folder / "wheels"
-        pip = (sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:")
-        needed = ("scikit-build-core>=0.11", "nanobind>=3.1")
-        subprocess.run([*pip, f"--dest={wheels}", *needed], check=True)
-        shutil.copy(sdist, here.folder)
-        for path in (here.folder, *here.folder.rglob("*")):
-            os.chown(path, USER, USER)
-        here.run("python3", "-m", "venv", f"/{FOLDER}/venv")
-        began = time.monotonic()
-        options = ("--no-index", "--no-deps", "--find-links", f"/{FOLDER}/wheels")
-        source = f"/{FOLDER}/{sdist.name}"
-        here.run(
-            *(f"/{FOLDER}/venv/bin/python", "-m", "pip", "wheel", "-q", *options),
-            *("-w", f"/{FOLDER}/out", source),
-            seconds=7200,
-        )
-        print(f"{sdist.name} built in {suite} in {time.monotonic() - began:.0f} s")
+def try_sdist(sdist: Path, suite: str) -> Found:
+    """Install an sdist where a compiler is, from its requirements alone, and have it answer."""
+    packages = "python3,python3-venv,python3-dev,g++,cmake,ninja-build"
+    with room(suite, packages, None) as here:
+        return answered(here, sdist, f"{suite}, from source", platform.machine())
 
 
 def _megabytes(folder: Path) -> float:
@@ -246,16 +284,25 @@ def main() -> int:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--suite", action="append")
     parser.add_argument("--roots", type=Path, help="folder with roots that are copied")
-    parser.add_argument("--sdist", type=Path)
+    parser.add_argument("--sdist", type=Path, help="also from this source, in the first suite")
+    parser.add_argument(
+        "--python", action="append", default=[], help="also a Python of this machine"
+    )
     asked = parser.parse_args()
     suites = asked.suite or ["bookworm", "trixie"]
-    found = [try_wheel(asked.wheel.absolute(), suite, asked.roots) for suite in suites]
+    wheel = asked.wheel.absolute()
     print(_HEAD)
-    for one in found:
-        print(one.row(), flush=True)
+    found = []
+    for suite in suites:
+        found.append(try_wheel(wheel, suite, asked.roots))
+        print(found[-1].row(), flush=True)
+    for python in asked.python:
+        with folder_here() as here:
+            found.append(answered(here, wheel, "virtual environment", platform.machine(), python))
+        print(found[-1].row(), flush=True)
     if asked.sdist is not None:
-        try_sdist(asked.sdist.absolute(), suites[0], None)
-    slow = [one for one in found if one.install + one.first > SECONDS]
+        print(try_sdist(asked.sdist.absolute(), suites[0]).row(), flush=True)
+    slow = [one for one in found if one.install + one.first > SECONDS and "emul" not in one.suite]
     large = [one for one in found if one.download > MEGABYTES]
     for one in slow:
         print(f"{one.suite}: the first answer came after more than {SECONDS:.0f} s")

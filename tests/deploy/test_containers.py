@@ -29,8 +29,13 @@ def test_scripts() -> None:
 
 
 def test_images_run_as_nobody_and_say_how_they_are() -> None:
-    for file in FOLDER.glob("Containerfile*"):
-        last = file.read_text().rsplit("\nFROM ", 1)[1]
-        assert "\nUSER 65532:65532\n" in last
-        assert "\nHEALTHCHECK " in last
-        assert last.startswith("scratch\n"), "no shell and no package manager"
+    stages = (FOLDER / "Containerfile").read_text().split("\nFROM ")[1:]
+    named = {stage.split("\n")[0].split(" AS ")[1]: stage for stage in stages}
+    assert list(named) == ["build", "files", "cuda", "cpu"], "a build without --target is the last"
+    files = named["files"]
+    assert files.startswith("scratch "), "no shell and no package manager"
+    assert "\nUSER 65532:65532\n" in files
+    assert "\nHEALTHCHECK " in files
+    for last in (named["cuda"], named["cpu"]):
+        assert last.startswith("files ") and "\nCMD [" in last
+        assert "\nUSER " not in last and "\nCOPY " not in last
