@@ -16,7 +16,7 @@ TORCH := torch==2.13.0
 .PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check bench-gate wheel wheel-aarch64 sbom licences try-service clean-room clean-room-aarch64 reproducible
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
