@@ -268,7 +268,7 @@ class Drafting(msgspec.Struct, frozen=True, array_like=True):
         drafter: its name.
         seconds: time it took.
         rows: sequences that it was asked for.
-        longest: drafts wanted of it for one of them, the most.
+        longest: drafts that it had for one of them, the most.
     """
 
     drafter: str

@@ -3,31 +3,35 @@
 A chance is that of a draft whose predecessors came true. It is learned per request, which starts
 from its tenant's, which starts from all requests', which start from a hopeful guess. Older results
 count less and less.
+
+What a drafter's proposals bring is learned from all of them (`Yields`), by the chances of their
+drafts. Those that were verified would say too much: they are the ones that were likely.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from tidemill.contract.plan import MOST_CONFIDENT
 
 Key = tuple[str, int]
-"""A drafter, and a confidence, `position` in a proposal, or `proposes`."""
+"""A drafter, and a confidence or `proposes`."""
 
 # Of no evidence, by confidence. Hopeful: what is tried is learned.
 _GUESSES = (0.7, 0.6, 0.7, 0.8, 0.9, 0.95, 0.95, 0.95)
-_GUESS_BY_POSITION = 0.7
 _GUESS_PROPOSES = 0.5
 _PROPOSES = 64
+
+MAX_MODEL_DRAFTS = 8
+"""Drafts of a row by a drafter that computes for each of them."""
+
+# Of no evidence, what `Yields` begin with: each draft comes true as often as not and is worth it.
+_GUESS_YIELD = tuple((0.7**i, 1.0, 1.0) for i in range(1, MAX_MODEL_DRAFTS + 1))
 
 # How many results of a level weigh as much as the chance of the level above, and how many it keeps.
 _WEIGHT, _KEPT = (6.0, 24.0, 24.0), (48.0, 500.0, 2000.0)
 _MOST_TENANTS = 256
-
-
-def position(index: int) -> int:
-    """The part of a key that means the draft at this index."""
-    return MOST_CONFIDENT + 1 + index
 
 
 def proposes(least: int) -> int:
@@ -39,10 +43,12 @@ def proposes(least: int) -> int:
 class Acceptance:
     """Chances of one level: of a request (0), of a tenant (1) or of all (2)."""
 
-    __slots__ = ("_above", "_chances", "_counts", "_kept", "_weight")
+    __slots__ = ("_above", "_chances", "_counts", "_kept", "_level", "_weight", "_yields")
 
     def __init__(self, level: int, above: Acceptance | None) -> None:
         self._above, self._weight, self._kept = above, _WEIGHT[level], _KEPT[level]
+        self._level = level
+        self._yields: dict[str, Yields] = {}
         self._counts: dict[Key, list[float]] = {}
         self._chances: dict[Key, float] = {}
 
@@ -71,11 +77,69 @@ class Acceptance:
             counts[1] *= 0.5
         self._chances.pop(key, None)
 
+    def yields(self, drafter: str) -> Yields:
+        """What a drafter's proposals bring."""
+        found = self._yields.get(drafter)
+        if found is None:
+            above = None if self._above is None else self._above.yields(drafter)
+            found = self._yields[drafter] = Yields(self._level, above)
+        return found
+
+
+class Yields:
+    """What proposals of one drafter bring, by position, at one level.
+
+    Of each position that was asked for: the mean product of chances up to there where that is worth
+    what verifying a token costs, else 0; how often it is; and how often a draft is there.
+    """
+
+    __slots__ = ("_above", "_kept", "_sums", "_tried", "_weight")
+
+    def __init__(self, level: int, above: Yields | None) -> None:
+        self._above, self._weight, self._kept = above, _WEIGHT[level], _KEPT[level]
+        self._sums = [[0.0, 0.0, 0.0] for _ in range(MAX_MODEL_DRAFTS)]
+        self._tried = [0.0] * MAX_MODEL_DRAFTS
+
+    def observe(self, asked: int, products: Sequence[float], price: float) -> None:
+        """A drafter was asked for so many drafts.
+
+        Args:
+            asked: drafts wanted.
+            products: of those proposed, the chances that they and all before them come true.
+            price: of verifying one token, in tokens.
+        """
+        if self._above is not None:
+            self._above.observe(asked, products, price)
+        tried = self._tried
+        for index in range(min(asked, MAX_MODEL_DRAFTS)):
+            tried[index] += 1.0
+            sums = self._sums[index]
+            if index < len(products):
+                product = products[index]
+                if product > price:
+                    sums[0] += product
+                    sums[1] += 1.0
+                sums[2] += 1.0
+            if tried[index] > self._kept:
+                tried[index] *= 0.5
+                sums[:] = [0.5 * value for value in sums]
+
+    def by_position(self) -> list[tuple[float, float, float]]:
+        """The estimates, see the class."""
+        above = _GUESS_YIELD if self._above is None else self._above.by_position()
+        weight = self._weight
+        return [
+            (
+                (sums[0] + weight * known[0]) / (tried + weight),
+                (sums[1] + weight * known[1]) / (tried + weight),
+                (sums[2] + weight * known[2]) / (tried + weight),
+            )
+            for sums, tried, known in zip(self._sums, self._tried, above, strict=True)
+        ]
+
 
 def _guess(index: int) -> float:
-    if index <= MOST_CONFIDENT:
-        return _GUESSES[index]
-    return _GUESS_BY_POSITION if index < _PROPOSES else _GUESS_PROPOSES
+    return _GUESSES[index] if index <= MOST_CONFIDENT else _GUESS_PROPOSES
 
 
 class Acceptances:

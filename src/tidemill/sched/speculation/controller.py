@@ -7,9 +7,9 @@ highest. Asking costs as well: a stream that waits for drafts is not launched ah
 result, and a drafter that is a model computes.
 
 One step in EXPLORE_EVERY asks and verifies a little of everything, so that what has become worth it
-is noticed. One step in HOLD_OUT_EVERY of those with drafts verifies none: what such steps take is
-what speculation is measured against. All choices follow from what was measured; none changes an
-answer.
+is noticed; who computes is asked for one stream, and seldom (`probes.py`). One step in
+HOLD_OUT_EVERY of those with drafts verifies none: what such steps take is what speculation is
+measured against. All choices follow from what was measured; none changes an answer.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from tidemill.contract.plan import MOST_CONFIDENT, DraftsWanted, StepResult
 from tidemill.contract.speculation import LOOKUP
 from tidemill.sched.cost import Load, StepCost
 from tidemill.sched.sequence import Sequence, quiet
-from tidemill.sched.speculation.acceptance import Acceptance, Acceptances, position, proposes
+from tidemill.sched.speculation.acceptance import (
+    MAX_MODEL_DRAFTS,
+    Acceptance,
+    Acceptances,
+    proposes,
+)
 from tidemill.sched.speculation.chosen import NO_CHOICE, Chosen
 from tidemill.sched.speculation.figures import Figures
 from tidemill.sched.speculation.prices import DraftingPrice, Pace, StepPrices
+from tidemill.sched.speculation.probes import Probes
 
 MAX_DRAFTS = 16
 """Drafts of a row. One more costs a step little while it waits for memory, and only those at the
 front are likely to come true."""
-
-MAX_MODEL_DRAFTS = 8
-"""Drafts of a row by a drafter that computes for each of them."""
 
 EXPLORE_EVERY = 64
 HOLD_OUT_EVERY = 64
@@ -83,6 +86,7 @@ class Controller:
         self._drafting: dict[str, DraftingPrice] = {}
         self._steps = self._drafted_steps = 0
         self._exploring = self._explored = False
+        self._probes = Probes()
         # Of the latest step: tokens per second without drafts, seconds of one more token, streams.
         self._rate = self._token = 0.0
         self._streams = 1
@@ -103,6 +107,10 @@ class Controller:
 
     def choose(self, streams: list[Sequence], most: int) -> Chosen:
         """How many of its drafts each of the step's streams verifies, `most` in all."""
+        chosen = self._choose(streams, most)
+        return chosen if self._probes.seq_id is None else chosen._replace(probes=True)
+
+    def _choose(self, streams: list[Sequence], most: int) -> Chosen:
         load = Load()
         for seq in streams:
             load.add(seq.planned, seq.remaining)
@@ -111,6 +119,7 @@ class Controller:
         self._exploring = self.adaptive and self._steps % EXPLORE_EVERY == 0
         tries = self._explored
         self._explored = self._exploring
+        self._probes.choose(streams if self._exploring else [])
         drafting = [seq for seq in streams if seq.drafts]
         if not (self.adaptive and self._cost.ready):
             return Chosen({seq.seq_id: len(seq.drafts) for seq in drafting})
@@ -121,6 +130,7 @@ class Controller:
         gap = self.pace.gap
         waiting = sum(1 for s in streams if s.asked and not quiet(s.asked, s.quiet_for))
         self._look(rows, seconds, gap, waiting)
+        self._probes.passed(seconds[0] + gap)
         if not (most or (tries and drafting)):
             return NO_CHOICE
         best, best_rate, products = 0, rows / (seconds[0] + gap) * (1 + _LEAST_GAIN), float(rows)
@@ -145,12 +155,14 @@ class Controller:
         """Negated products of chances, each with its sequence, best first. Products of a sequence
         do not increase, so that the first so many are drafts one after the other."""
         found: list[tuple[float, int]] = []
+        # What is worth far less than a token costs is not looked at.
+        least = -max(_LEAST_PRODUCT, 0.25 * self._rate * self._token)
         for seq in drafting:
             chance, by = self.acceptance_of(seq).chance, seq.drafts_by
             confidence, product, seq_id = seq.confidence, -1.0, seq.seq_id
             for index in range(min(len(seq.drafts), MAX_DRAFTS)):
                 product *= chance((by, confidence[index] if confidence else 0))
-                if product > -_LEAST_PRODUCT:
+                if product > least:
                     break
                 found.append((product, seq_id))
         found.sort()
@@ -179,14 +191,25 @@ class Controller:
         most = min(MAX_DRAFTS, seq.max_len - seq.known - 2)
         if most <= 0:
             return ()
-        if self._exploring or not self.adaptive or not self._rate:
+        if not self.adaptive or not self._rate:
             return tuple(DraftsWanted(name, min(most, _most_of(name))) for name in seq.drafters)
+        if self._exploring:
+            return self._explore(seq, most)
         if most < MAX_DRAFTS:
             return self._decide(seq, most)
         known, kept = (self._version, seq.evidence // DECIDE_EVERY), seq.wanted
         if kept is None or kept[0] != known:
             kept = seq.wanted = known, self._decide(seq, most)
         return kept[1]
+
+    def _explore(self, seq: Sequence, most: int) -> tuple[DraftsWanted, ...]:
+        """Whoever costs nothing, and those who compute where they are asked in any case or it is
+        the sequence's turn."""
+        decided = {one.drafter: one for one in self._decide(seq, most)}
+        for name in seq.drafters:
+            if name == LOOKUP or self._probes.seq_id == seq.seq_id:
+                decided[name] = DraftsWanted(name, min(most, _most_of(name)))
+        return tuple(decided[name] for name in seq.drafters if name in decided)
 
     def _decide(self, seq: Sequence, most: int) -> tuple[DraftsWanted, ...]:
         acceptance, found = self.acceptance_of(seq), []
@@ -213,12 +236,14 @@ class Controller:
     def _length(self, acceptance: Acceptance, name: str, most: int) -> int:
         """How many drafts to ask a drafter for that computes them; 0: none."""
         call, row = self.price_of(name).parts()
+        rate, token = self._rate, self._rate * self._token
         # Streams draft together: the call is shared.
-        each = self._rate * (self._token + row + call / self._streams)
-        best, best_value, value, product = 0, 0.0, 0.0, 1.0
-        for index in range(most):
-            product *= acceptance.chance((name, position(index)))
-            value += product - each
+        call /= self._streams
+        best, best_value, value = 0, 0.0, 0.0
+        for index, (brings, admitted, there) in enumerate(acceptance.yields(name).by_position()):
+            if index == most:
+                break
+            value += max(0.0, brings - admitted * token) - rate * (call + row * there)
             if value > best_value:
                 best, best_value = index + 1, value
         return best if best_value > self._waiting_cost + _LEAST_GAIN else 0
@@ -239,8 +264,18 @@ class Controller:
         acceptance = self.acceptance_of(seq)
         for index in range(min(came_true + 1, count)):
             acceptance.observe((drafter, confidence[index]), index < came_true)
-            if drafter != LOOKUP:  # those who are asked for a number of drafts
-                acceptance.observe((drafter, position(index)), index < came_true)
+        seq.evidence += 1
+
+    def proposed(
+        self, seq: Sequence, asked: DraftsWanted, drafter: str, confidence: tuple[int, ...]
+    ) -> None:
+        """One who computes was asked for drafts, and had so many (of `drafter`, if any)."""
+        acceptance, name, products, product = self.acceptance_of(seq), asked.drafter, [], 1.0
+        if drafter == name:
+            for one in confidence[:MAX_MODEL_DRAFTS]:
+                product *= acceptance.chance((name, one))
+                products.append(product)
+        acceptance.yields(name).observe(asked.most, products, self._rate * self._token)
         seq.evidence += 1
 
     def took(self, seq: Sequence, drafter: str, least: int, proposed: bool) -> None:
@@ -256,6 +291,9 @@ class Controller:
             self.price_of(done.drafter).observe(done)
             figures.count_time(done)
         busy = seconds + sum(done.seconds for done in drafting)
+        if step.chosen.probes:
+            self._probes.took(sum(d.seconds for d in drafting if d.drafter != LOOKUP))
+            self._version += 1  # what was learned concerns the other streams as well
         self.pace.observe(step.now, busy, ahead=step.ahead, goes_on=step.goes_on)
         if not step.pure:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.base.errors import TidemillError
 from tidemill.contract.plan import MOST_CONFIDENT, DraftsWanted, RowResult
-from tidemill.contract.speculation import GRAMMAR
+from tidemill.contract.speculation import GRAMMAR, LOOKUP
 from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
@@ -126,6 +126,11 @@ def take_result(
     ):
         first = in_flight.drafts_wanted[0]
         controller.took(seq, first.drafter, first.least, result.drafter == first.drafter)
+    for asked in in_flight.drafts_wanted:  # in turn, until one proposes something
+        if asked.drafter != LOOKUP:
+            controller.proposed(seq, asked, result.drafter, result.confidence)
+        if asked.drafter == result.drafter:
+            break
     if forced:
         proposed = proposed[skip:] if proposed[:skip] == forced else ()
     seq.drafts, seq.quiet_for = proposed, in_flight.drafts_wanted if result.quiet else ()

@@ -125,7 +125,7 @@ class Speculation:
                     quiet = proposal.quiet and found.get(one.seq_id, _QUIET)[1].quiet
                     by = name if proposal.token_ids else ""
                     found[one.seq_id] = by, proposal._replace(quiet=quiet)
-                longest = max(one.most for one in wanted)
+                longest = max(len(found[one.seq_id][1].token_ids) for one in wanted)
                 drafting.append(Drafting(name, monotonic() - begun, len(wanted), longest))
             left = [
                 (seq_id, asked[1:])
