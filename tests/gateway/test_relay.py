@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from helpers.scripted_target import (
     chat,
     delta,
     dies,
+    engine,
     refuses,
     running,
     whole,
@@ -102,35 +104,71 @@ def test_busy_targets_are_not_asked_again_and_the_refusal_says_when() -> None:
         assert 19 <= int(second.headers["retry-after"]) <= 31  # the first that is free
 
 
-@pytest.mark.parametrize("well", [False, True])
-def test_an_engine_s_death_is_not_seen_in_its_answer(well: bool) -> None:
-    words = ("The ", "quick ", "brown ", "fox")
-    one = ScriptedTarget(dies(*words[:2], name="first", well=well))
-    two = ScriptedTarget(chat("The quick", " brown ", "fox", name="second"))
-    rows = [{"at": t, "kind": "tidemill"} for t in (one, two)]
-    routing = {"policy": "round-robin"}
-    with running(one, two), door(rows, routing=routing, records=True) as gateway:
-        texts = [streamed(gateway.http, CHAT, STREAM)[1] for _ in range(4)]
-        assert {words_of(text) for text in texts} == {"The quick brown fox"}
-        assert all(text.endswith("data: [DONE]\n\n") for text in texts)
-        assert any('"first"' in text for text in texts)
-        assert not any('"first"' in text and '"second"' in text for text in texts)
-        assert len(gateway.records) == 4
-    seeds = {got.json["seed"] for got in one.got}
-    assert seeds <= {got.json["seed"] for got in two.got}
+_WORDS = ("The ", "quick ", ": tidemill {}\n\n", "brown ", "fox")
+_FIRST = {"policy": "cost"}
 
 
-def test_another_answer_is_not_gone_on_with() -> None:
-    one = ScriptedTarget(dies("The ", "quick "))
-    two = ScriptedTarget(chat("The slow ", "fox"))
-    rows = [{"at": t, "kind": "tidemill"} for t in (one, two)]
-    routing = {"policy": "round-robin"}
-    with running(one, two), door(rows, routing=routing) as gateway:
-        texts = [streamed(gateway.http, CHAT, STREAM)[1] for _ in range(2)]
-    broken = [text for text in texts if "quick" in text]
-    assert broken
-    for text in broken:
-        assert words_of(text) == "The quick " and "target_lost" in text
+def _two(first: ScriptedTarget, second: ScriptedTarget) -> list[dict[str, Any]]:
+    """Both as Tidemill servers; the first is cheaper."""
+    return [
+        {"at": first, "kind": "tidemill"},
+        {"at": second, "kind": "tidemill", "price": {"output": 1}},
+    ]
+
+
+@pytest.mark.parametrize("how", [{}, {"well": True}, {"moves": True}])
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_an_engine_s_end_is_not_seen_in_its_answer(how: dict[str, Any], after: int) -> None:
+    one = ScriptedTarget(engine(*_WORDS, key="first", dies_after=after, **how))
+    two = ScriptedTarget(engine(*_WORDS, key="second"))
+    with (
+        running(one, two),
+        door(_two(one, two), routing=_FIRST, records=True) as gateway,
+    ):
+        status, text = streamed(gateway.http, CHAT, STREAM)
+        assert status == 200 and words_of(text) == "".join(_WORDS)
+        assert text.endswith("data: [DONE]\n\n") and "usage" not in text
+        assert ('"first"' in text) == bool(after) and ('"second"' in text) == (not after)
+        assert "told" not in text and "begun" not in text
+        [record] = gateway.records
+        assert (record.outcome, record.prompt, record.generated) == ("finished", 7, 3)
+        [got] = two.got
+        assert got.json["messages"] == ASK["messages"]
+        if after:
+            assert got.position["begun"]["key"] == "first"
+            told = [one[:3] for one in got.position["told"]]
+            assert told == [[0, 0, [i]] for i in range(after)]
+        else:
+            assert got.position is None
+        failed = gateway.fleet.targets[0].health.reason
+        assert bool(failed) == (not (how.get("moves") and after))
+
+
+def test_a_stream_without_marks_is_not_gone_on_with() -> None:
+    one, two = ScriptedTarget(dies("The ", "quick ")), ScriptedTarget(chat("The ", "fox"))
+    with running(one, two), door(_two(one, two), routing=_FIRST) as gateway:
+        _, text = streamed(gateway.http, CHAT, STREAM)
+    assert words_of(text) == "The quick " and "target_lost" in text and not two.got
+
+
+def test_a_server_that_refuses_the_position_ends_the_stream_with_an_error() -> None:
+    one = ScriptedTarget(engine(*_WORDS, key="first", dies_after=2))
+    two = ScriptedTarget(refuses(400))
+    with running(one, two), door(_two(one, two), routing=_FIRST) as gateway:
+        _, text = streamed(gateway.http, CHAT, STREAM)
+    assert words_of(text) == "The quick " and "target_lost" in text
+
+
+def test_a_server_of_an_older_protocol_is_not_asked_for_positions() -> None:
+    target = ScriptedTarget(chat("yes"), load={"models": {"m": {}}})
+    row = {"at": target, "kind": "tidemill"}
+    with running(target), door([row], routing={"probe_seconds": 0.02}) as gateway:
+        deadline = time.monotonic() + 10
+        while gateway.fleet.targets[0].protocol is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert words_of(streamed(gateway.http, CHAT, STREAM)[1]) == "yes"
+    assert "x-tidemill-position" not in target.got[0].headers
 
 
 def test_a_smaller_model_answers_and_says_so() -> None:
@@ -207,7 +245,6 @@ def test_a_target_that_comes_back_is_waited_for() -> None:
 
 def test_a_client_that_leaves_leaves_nothing_behind() -> None:
     import asyncio
-    import time
 
     async def endless(got: Any, send: Any) -> None:
         from helpers.scripted_target import begin, event

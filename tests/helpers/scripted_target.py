@@ -24,8 +24,14 @@ class Got:
 
     @property
     def json(self) -> Any:
-        """The body."""
-        return json.loads(self.body)
+        """The body, without a position before it."""
+        return json.loads(self.body[int(self.headers.get("x-tidemill-position", "0")) :])
+
+    @property
+    def position(self) -> Any:
+        """From where an answer is gone on with; None: from its begin."""
+        size = int(self.headers.get("x-tidemill-position", "0"))
+        return json.loads(self.body[:size]) if size else None
 
 
 class Abort(Exception):
@@ -176,6 +182,48 @@ def dies(*words: str, name: str = "c1", well: bool = False) -> Script:
             await asyncio.sleep(0.01)
         if not well:
             raise Abort
+        await chunk(send, b"")
+
+    return script
+
+
+def engine(
+    *words: str, key: str, dies_after: int = 99, well: bool = False, moves: bool = False
+) -> Script:
+    """A Tidemill server's stream of chat completions, with marks; it goes on from a position.
+
+    Args:
+        words: of the answer: a token each.
+        key: of an answer that it begins; it is its id, too.
+        dies_after: words after which it ends without the rest.
+        well: as HTTP has it, the answer is over then.
+        moves: its last mark says that another one goes on.
+    """
+
+    async def script(got: Got, send: Send) -> None:
+        begun = {"key": key, "created": 1.0}
+        at = 0
+        if got.position is not None:
+            begun, at = got.position["begun"], len(got.position["told"])
+        await begin(send)
+        for i, word in enumerate(words[at:dies_after], at):
+            mark: dict[str, Any] = {"told": [[0, 0, [i]]]}
+            if i == at == 0:
+                mark["begun"] = begun
+            if moves and i == dies_after - 1:
+                mark["moved"] = True
+            text = json.dumps(delta(word, begun["key"]), separators=(",", ":"))
+            marked = json.dumps(mark, separators=(",", ":"))
+            await chunk(send, f"data: {text}\n\n: tidemill {marked}\n\n".encode())
+            await asyncio.sleep(0.01)
+        if len(words) > dies_after:
+            await event(send, delta("LOST", begun["key"]))  # without a mark: it was not said
+            if not (well or moves):
+                raise Abort
+        else:
+            await event(send, delta("", begun["key"], "stop"))
+            await event(send, {"id": begun["key"], "choices": [], "usage": USAGE})
+            await event(send, "[DONE]")
         await chunk(send, b"")
 
     return script

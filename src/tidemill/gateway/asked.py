@@ -29,7 +29,7 @@ _PROMPT = (
 
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 
-_STREAMING = frozenset({"/generate_stream", "/api/chat", "/api/generate"})
+_STREAMING = frozenset({"/api/chat", "/api/generate"})
 """Routes that stream unless told otherwise."""
 
 
@@ -48,7 +48,7 @@ class Asked:
         salt: its prefixes are shared only with equal ones.
         verdict: where it may go.
         deadline: of the monotonic clock; None: none.
-        seed: for targets whose answers another one can go on with; None: it has its own.
+        position: from where its answer is gone on with (`contract.position`); empty: its begin.
         keys: of its prompt's blocks, for `Prefixes`.
     """
 
@@ -62,7 +62,7 @@ class Asked:
     salt: str = ""
     verdict: Verdict = OPEN
     deadline: float | None = None
-    seed: int | None = None
+    position: bytes = b""
     keys: list[int] = field(default_factory=list)
 
     @property
@@ -113,7 +113,7 @@ def read(path: str, body: bytes, *, whole: bool = False, named: str = "") -> Ask
     model = named or _text(members, "model") or ""
     stream = _flag(members, "stream")
     if stream is None:
-        stream = path in _STREAMING
+        stream = path in _STREAMING or path.endswith("/generate_stream")
     found = [members[name] for name in _PROMPT if name in members]
     return Asked(
         path=path,

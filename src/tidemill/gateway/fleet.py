@@ -142,6 +142,8 @@ class Fleet:
         if not having:  # those that nobody could ask yet what they have
             having = [one for one in self.targets if not one.models]
         speaking = [one for one in having if one.speaks(asked.path)]
+        if asked.position:
+            speaking = [one for one in speaking if one.continues]
         if not speaking:
             raise self._unknown(asked.model, asked.path, known=bool(having))
         permitted = [

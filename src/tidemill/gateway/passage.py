@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidemill.gateway.continued import Continuation, continues
+from tidemill.contract.position import COMMENT
 from tidemill.gateway.framed import Ends, Whole, is_comment, without_usage
-from tidemill.gateway.shapes import SHAPES
+from tidemill.gateway.positions import Positions
 from tidemill.gateway.wire.kinds import CHAT
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Passage:
         self.ends = Ends()
         self._events = b"event-stream" in opened.content_type
         self._whole = Whole(events=self._events)
-        self._sent = Continuation(SHAPES[asked.path]) if continues(opened) else None
+        continues = opened.route.target.continues
+        self._positions = Positions(events=self._events) if continues else None
         self._made = opened.translator
         self._marked = asked.path in MARKED and self._made is None and self._events
         self._strips = asked.path == CHAT and self._made is None and not _wants_usage(asked)
@@ -52,41 +53,51 @@ class Passage:
         between two of its parts may close its connection as if that had been all."""
         if not self._marked:
             return True
-        last = self.ends.text + self._whole.held
+        waiting = b"" if self._positions is None else self._positions.waiting
+        last = self.ends.text + waiting + self._whole.held
         if b"[DONE]" in last or b'"error"' in last:
             return True
         # Not every other server says [DONE]; that it says why it finished is enough.
-        return self._sent is None and _FINISHED.search(last) is not None
+        return self._positions is None and _FINISHED.search(last) is not None
 
     @property
     def may_go_on(self) -> bool:
         """Another engine can go on with the answer."""
-        return self._sent is not None and self._sent.possible
+        return self._positions is not None and self._positions.possible
 
-    def again(self) -> None:
-        """The parts are from now on another engine's, from its answer's beginning."""
-        assert self._sent is not None
+    @property
+    def moved(self) -> bool:
+        """The target ended its answer so that another one goes on with it."""
+        return self._positions is not None and self._positions.moved
+
+    def again(self) -> bytes:
+        """The parts are from now on another engine's, that goes on from the returned position."""
+        assert self._positions is not None
         self._whole = Whole(events=self._events)
-        self._sent.again()
+        self._positions.again()
+        return self._positions.position()
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes have come; those that the client gets.
-
-        Raises:
-            Rejection: another engine answers differently.
-        """
+        """Bytes have come; those that the client gets."""
         part = self._whole.feed(data)
         if not part:
             return b""
-        if not is_comment(part):
-            self.ends.note(part)
-        if self._sent is not None:
-            part = self._sent.take(part)
+        if is_comment(part) and COMMENT not in part:
+            return self._out(part)
+        if self._positions is not None:
+            part = self._positions.feed(part)
+            if not part:
+                return b""
+        self.ends.note(part)
         return self._out(part)
 
     def rest(self) -> bytes:
         """The last ones, once the stream has ended well."""
-        out = self._out(self._whole.rest())
+        part = self._whole.rest()
+        if self._positions is not None:
+            part = self._positions.rest() + part
+            self.ends.note(part)
+        out = self._out(part)
         return out if self._made is None else out + self._made.end()
 
     def _out(self, part: bytes) -> bytes:

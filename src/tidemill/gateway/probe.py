@@ -140,6 +140,7 @@ async def _load(target: Target) -> str | None:
         found = msgspec.json.decode(body, type=_Load)
     except msgspec.DecodeError:
         return None
+    target.protocol = found.protocol
     if not interoperate(found.protocol, PROTOCOL):
         older = "it" if found.protocol < PROTOCOL else "this gateway"
         return f"protocol {found.protocol}, this gateway's is {PROTOCOL}: update {older} first"

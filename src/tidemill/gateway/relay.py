@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -309,27 +310,27 @@ class Relayed(Response):
             while True:
                 try:
                     await self._pass_on(sink, passage, current)
-                    break
+                    if not passage.moved:
+                        break
                 except Lost as lost:
                     self._note_lost(current.route, lost)
                     if not passage.may_go_on:
                         raise reject(502, _broken(current.route), code="target_lost") from None
-                current = await self._go_on(current)
+                current = await self._go_on(current, passage.again())
                 stack.push_async_callback(current.aclose)
                 stack.callback(current.route.end)
-                passage.again()
+            last = passage.rest()
             self._counted.finished = True
         finally:
             self._count(opened, passage.ends.text, max(0, passage.ends.parts - 2))
             opened.route.end(self._counted.completion_tokens)
-        await sink.write(passage.rest(), more=False)
+        await sink.write(last, more=False)
 
     async def _pass_on(self, sink: AsgiSink, passage: Passage, opened: Opened) -> None:
         """All parts of an answer.
 
         Raises:
             Lost: its target was lost.
-            Rejection: it is not the answer that was begun.
         """
         connection, silence = opened.connection, self._fleet.config.routing.silence_seconds
         assert connection is not None
@@ -357,7 +358,7 @@ class Relayed(Response):
             held.clear()
         if held:
             await sink.write(b"".join(held))
-        if not passage.whole:
+        if not (passage.whole or passage.moved):
             raise Lost("its stream ended within an answer")
 
     def _note_lost(self, route: Route, lost: Lost) -> None:
@@ -365,13 +366,14 @@ class Relayed(Response):
         self._metrics.lost(route.target.name)
         log.warning("target %s was lost within an answer: %s", route.target.name, lost)
 
-    async def _go_on(self, lost: Opened) -> Opened:
+    async def _go_on(self, lost: Opened, position: bytes) -> Opened:
+        """The rest of an answer, of another target."""
         self._full.add(lost.route.asked.model)  # what is here cannot go on with it
         try:
-            opened = await self._open_model(lost.route.asked)
+            opened = await self._open_model(replace(lost.route.asked, position=position))
         except (Failed, Rejection, Refused):
             raise reject(502, _broken(lost.route), code="target_lost") from None
-        if opened.connection is None or not opened.route.target.kind.continues:
+        if opened.connection is None or not opened.route.target.continues:
             await opened.aclose()
             raise reject(502, _broken(lost.route), code="target_lost")
         self._metrics.continued.inc()

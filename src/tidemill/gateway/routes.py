@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from random import Random
 from secrets import token_hex
 from urllib.parse import quote
 
@@ -17,7 +16,6 @@ from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.base.trace_context import TraceContext
 from tidemill.gateway.asked import Asked, read
-from tidemill.gateway.continued import seeded
 from tidemill.gateway.fleet import Fleet
 from tidemill.gateway.here import Own
 from tidemill.gateway.metrics import GatewayMetrics
@@ -27,7 +25,7 @@ from tidemill.gateway.routing.health import State
 from tidemill.gateway.routing.privacy import Verdict, judge
 from tidemill.gateway.wire.kinds import MESSAGES
 from tidemill.server.access.auth import Principal, principal_of
-from tidemill.server.access.caller import SEED_HEADER, TIMEOUT_HEADER, caller_of
+from tidemill.server.access.caller import TIMEOUT_HEADER, caller_of
 from tidemill.server.access.keys import Role
 from tidemill.server.admin import audit, health, identity, quotas, usage
 from tidemill.server.context import ServerContext
@@ -73,13 +71,11 @@ class Gateway:
     Args:
         fleet: the targets.
         context: of the server.
-        random: of seeds.
     """
 
-    def __init__(self, fleet: Fleet, context: ServerContext, random: Random | None = None) -> None:
+    def __init__(self, fleet: Fleet, context: ServerContext) -> None:
         self.fleet = fleet
         self.metrics = GatewayMetrics(context.metrics.registry, fleet.targets)
-        self._random = random or Random()
         self._rules = fleet.config.privacy.rules()
         self._name = f"tidemill-gateway-{token_hex(8)}"  # in Via, of this process alone
 
@@ -131,7 +127,7 @@ class Gateway:
         )
         if caller.max_tokens is not None:
             asked = _bounded(asked, caller.max_tokens)
-        asked = seeded(asked.with_keys(), self._random)
+        asked = asked.with_keys()
         headers = {**_headers(request, asked, arrival), b"via": self._via(request)}
         return Relayed(self.fleet, self.metrics, request, asked, caller, headers, own)
 
@@ -336,8 +332,6 @@ def _headers(request: Request, asked: Asked, now: float) -> dict[bytes, bytes]:
     for name in _PASSED:
         if value := request.headers.get(name):
             found[name.encode()] = value.encode("latin-1")
-    if asked.seed is not None:
-        found[SEED_HEADER.lower().encode()] = b"%d" % asked.seed
     context: TraceContext | None = request.state.trace_context
     if context is not None:
         found |= {k.encode(): v.encode("latin-1") for k, v in context.headers().items()}

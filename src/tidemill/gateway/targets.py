@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from tidemill.base.clock import monotonic
+from tidemill.contract.position import HEADER
 from tidemill.gateway.asked import Asked
 from tidemill.gateway.config import RoutingConfig, TargetConfig
 from tidemill.gateway.routing.health import Health
@@ -17,6 +18,7 @@ from tidemill.gateway.wire.pool import Pool
 
 BUDGET_SECONDS = 86400.0
 _TRUE = msgspec.Raw(b"true")
+_POSITION = HEADER.encode()
 _USAGE = msgspec.Raw(b'{"include_usage":true}')
 
 
@@ -29,6 +31,7 @@ class Target:
 
     Attributes:
         listed: the models that it said it has, where the file names none.
+        protocol: see `contract.gateway`; None: it was not asked yet.
     """
 
     def __init__(self, config: TargetConfig, routing: RoutingConfig) -> None:
@@ -41,6 +44,7 @@ class Target:
         self.health = Health()
         self.pool = Pool(self.address, config.max_active, routing.connect_seconds)
         self.listed: Collection[str] = frozenset()
+        self.protocol: int | None = None
         self._names = dict(config.names)
         self._spent = 0.0
         self._spent_since = monotonic()
@@ -56,6 +60,11 @@ class Target:
     def has(self, model: str) -> bool:
         """Whether it serves a model."""
         return model in self._names if self._names else model in self.listed
+
+    @property
+    def continues(self) -> bool:
+        """Whether its streams can be gone on with, and it can go on with others'."""
+        return self.kind.continues and self.protocol != 0
 
     def speaks(self, path: str) -> bool:
         """Whether it answers a route, as it is or translated."""
@@ -103,11 +112,13 @@ class Target:
             members["model"] = msgspec.Raw(msgspec.json.encode(self.named(asked.model)))
         if asked.salt and self.kind.salted:
             members["cache_salt"] = msgspec.Raw(msgspec.json.encode(asked.salt))
-        if asked.seed is not None and self.kind.continues and asked.path in _WITH_SEED:
-            members["seed"] = msgspec.Raw(b"%d" % asked.seed)
         if asked.stream and asked.path in _WITH_USAGE and self.kind.usage:
             members["stream_options"] = _with_usage(members.get("stream_options"))
-        return self.post(asked.path, msgspec.json.encode(members), headers)
+        body = msgspec.json.encode(members)
+        if asked.stream and self.continues:
+            headers = {**headers, _POSITION: b"%d" % len(asked.position)}
+            body = asked.position + body
+        return self.post(asked.path, body, headers)
 
     def named(self, model: str) -> str:
         """A model's name there."""
@@ -135,7 +146,7 @@ class Target:
         return b" HTTP/1.1\r\n" + b"".join(b"%b: %b\r\n" % line for line in lines)
 
 
-_WITH_USAGE = _WITH_SEED = frozenset({"/v1/chat/completions", "/v1/completions"})
+_WITH_USAGE = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 def _with_usage(options: msgspec.Raw | None) -> msgspec.Raw:

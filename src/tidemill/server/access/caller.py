@@ -9,9 +9,6 @@ from tidemill.generation.caller import Caller
 from tidemill.server.access.auth import principal_of
 
 TIMEOUT_HEADER = "X-Request-Timeout"
-SEED_HEADER = "X-Tidemill-Seed"
-"""Of a request that streams and has no seed, in dialects that have none, too: a gateway's, so that
-another server can go on with the answer."""
 MAX_TIMEOUT = 86400.0
 MAX_SALT_CHARS = 256
 
@@ -77,16 +74,6 @@ def _number(text: str) -> float:
         raise bad_request(
             TIMEOUT_HEADER, f"{TIMEOUT_HEADER} must be a number of seconds, got {text[:64]!r}"
         ) from None
-
-
-def seed_of(request: Request) -> int | None:
-    """The seed of a request that says none in its body. Raises BAD_REQUEST."""
-    text = request.headers.get(SEED_HEADER)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise bad_request(SEED_HEADER, f"{SEED_HEADER} must be a whole number, got {text[:64]!r}")
-    return int(text)
 
 
 def _checked(name: str, seconds: float) -> float:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,7 +15,6 @@ from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.generation.caller import ANONYMOUS
 from tidemill.generation.request import GenerateRequest
-from tidemill.server.access.caller import seed_of
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.logprobs import check_logprobs
 from tidemill.server.dialects.permitted import find_model, with_adapters
@@ -77,7 +74,7 @@ class GeneratedAnswer(Response):
         self._context = context
         self._request = request
         self._model = model
-        self._asked = _seeded(request, asked)
+        self._asked = asked
         self._id = answer_id
         self._make_format = make_format
         self._framing = framing
@@ -193,13 +190,6 @@ class GeneratedAnswer(Response):
         if self._failure_parts is not None:
             return self._failure_parts(problem)
         return self._framing.part(self._request.state.error_body(problem))
-
-
-def _seeded(request: Request, asked: GenerateRequest) -> GenerateRequest:
-    seed = seed_of(request) if asked.sampling.seed is None else None
-    if seed is None:
-        return asked
-    return replace(asked, sampling=msgspec.structs.replace(asked.sampling, seed=seed))
 
 
 class ModelAnswer(Response):
