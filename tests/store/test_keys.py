@@ -273,6 +273,32 @@ async def test_a_manager_has_its_team_alone(database: Database) -> None:
     await fails(hidden, lambda c: keys.revoke_key(c, nobody, "new"))
 
 
+async def test_the_last_administrator_does_not_lock_everybody_out(database: Database) -> None:
+    await act(database, lambda c: teams.create_user(c, ADMIN, "ann", role="admin"))
+    root = await _create(database, "root", values=KeyValues(role="admin"), user="ann")
+    itself = Actor("key:root", "admin", key=root["id"])
+    acts: list[Callable[[sa.Connection, Actor], Any]] = [
+        lambda c, who: keys.change_key(c, who, "root", KeyValues(role="user")),
+        lambda c, who: keys.change_key(c, who, "root", KeyValues(disabled=True)),
+        lambda c, who: teams.change_user(c, who, "ann", disabled=True),
+        lambda c, who: teams.change_team(c, who, "default", disabled=True),
+        lambda c, who: keys.revoke_key(c, who, "root"),
+    ]
+    for one in acts:
+        change = partial(one, who=itself)
+        await _fails(ErrorKind.BAD_REQUEST, act(database, change), "no key with the role admin")
+    same = await database.read(lambda c: keys.describe_key(c, ADMIN, "root"))
+    assert (same["role"], same["state"]) == ("admin", "active")
+    # Another one of another team suffices, unless it cannot be used.
+    await act(database, lambda c: teams.create_team(c, ADMIN, "ops"))
+    await _create(database, "second", values=KeyValues(role="admin", disabled=True), team="ops")
+    await _fails(ErrorKind.BAD_REQUEST, act(database, partial(acts[0], who=itself)))
+    await act(database, lambda c: keys.change_key(c, itself, "second", KeyValues(disabled=False)))
+    await act(database, partial(acts[-1], who=itself))
+    # The commands need no key.
+    await act(database, lambda c: keys.revoke_key(c, ADMIN, "second"))
+
+
 async def test_an_auditor_sees_everything_and_changes_nothing(database: Database) -> None:
     await _create(database, "ann")
     auditor = Actor("key:a", "auditor")

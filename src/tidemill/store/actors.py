@@ -19,11 +19,13 @@ class Actor:
         name: for the audit trail: ``key:NAME``, ``user:NAME`` or ``cli:LOGIN``.
         role: see `ROLES`.
         team: id of the team that a manager manages; empty: none.
+        key: id of the key of the database that it acts with; empty: it needs none.
     """
 
     name: str
     role: str = "admin"
     team: str = ""
+    key: str = ""
 
     @property
     def everywhere(self) -> bool:

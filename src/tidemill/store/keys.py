@@ -18,6 +18,7 @@ from tidemill.base.ids import new_id
 from tidemill.contract.quotas import Level
 from tidemill.store import settings
 from tidemill.store.actors import Actor, forbidden
+from tidemill.store.administrators import check_administered
 from tidemill.store.key_values import DEFAULTS, PRIORITIES, KeyValues
 from tidemill.store.limits import read_limits
 from tidemill.store.secret import KeyHash, new_key, prefix_of
@@ -179,6 +180,8 @@ def change_key(connection: Connection, actor: Actor, name: str, values: KeyValue
     if given:
         connection.execute(KEYS.update().where(KEYS.c.id == row.id).values(given))
         noted(connection, actor, "key.change", row.id, given)
+        param = next((name for name in ("role", "disabled", "expires") if name in given), "key")
+        check_administered(connection, actor, now(), param, f"this change of the key {row.name!r}")
     return describe_key(connection, actor, row.id)
 
 
@@ -222,6 +225,7 @@ def revoke_key(connection: Connection, actor: Actor, name: str) -> Facts:
     connection.execute(KEYS.update().where(KEYS.c.id == row.id).values(revoked=now()))
     connection.execute(delete(KEY_SECRETS).where(KEY_SECRETS.c.key_id == row.id))
     noted(connection, actor, "key.revoke", row.id, {})
+    check_administered(connection, actor, now(), "key", f"revoking the key {row.name!r}")
     return describe_key(connection, actor, row.id)
 
 

@@ -12,6 +12,7 @@ from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.ids import new_id
 from tidemill.store import audit, settings
 from tidemill.store.actors import ROLES, Actor
+from tidemill.store.administrators import check_administered
 from tidemill.store.tables.identity import KEYS, ORGANISATIONS, TEAMS, USERS
 
 DEFAULT = "default"
@@ -154,6 +155,8 @@ def change_team(
     if changes:
         connection.execute(TEAMS.update().where(TEAMS.c.id == row.id).values(changes))
         noted(connection, actor, "team.change", row.id, changes)
+        what = f"disabling the team {row.name!r}"
+        check_administered(connection, actor, now(), "disabled", what)
     return describe_team(connection, actor, row.id)
 
 
@@ -247,6 +250,8 @@ def change_user(
     if changes:
         connection.execute(USERS.update().where(USERS.c.id == row.id).values(changes))
         noted(connection, actor, "user.change", row.id, changes)
+        what = f"disabling the user {row.name!r}"
+        check_administered(connection, actor, now(), "disabled", what)
     return describe_user(connection, actor, row.id)
 
 

@@ -324,7 +324,7 @@ def _actor(request: Request) -> Actor:
 
     principal = principal_of(request)
     role = principal.role
-    return Actor(principal.client_id, role.value if role else "", principal.team)
+    return Actor(principal.client_id, role.value if role else "", principal.team, principal.key_id)
 
 
 _NOT_VALUES = frozenset({"name", "team", "user", "limits"})
