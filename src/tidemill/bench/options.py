@@ -16,6 +16,8 @@ from tidemill.bench.quality import MATCHES
 
 OBJECTIVES = ("ttft", "tpot", "itl", "e2e")
 SWEEPS = ("concurrency", "rate")
+MAX_RATE = 1e6
+"""Requests per second: more than any server takes, and few enough to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,11 @@ class BenchOptions:
             raise config_error("concurrency", "give at least one concurrency or rate")
         if any(c < 1 for c in self.concurrency):
             raise config_error("concurrency", "every concurrency must be at least 1")
-        if any(not 0 < r < math.inf for r in self.rates):
-            raise config_error("rates", "every rate must be above 0 requests per second")
+        if any(not 0 < r <= MAX_RATE for r in self.rates):
+            raise config_error(
+                "rates",
+                f"every rate must be above 0, and at most {MAX_RATE:,.0f} requests per second",
+            )
         if any(not 0 < s < math.inf for s in self.speeds):
             raise config_error("speeds", "every speed must be above 0")
         if self.ramp is not None and (min(self.ramp) < 0 or max(self.ramp) <= 0):

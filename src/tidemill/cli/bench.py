@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ import click
 
 from tidemill.base.errors import config_error
 from tidemill.cli.declared import argument, command, option
+from tidemill.cli.outputs import check_writable
 
 if TYPE_CHECKING:
     from tidemill.bench.options import BenchOptions
@@ -240,13 +240,6 @@ def print_report(report: BenchReport) -> None:
     is_terminal = Console(stderr=True).is_terminal
     console = Console(width=None if is_terminal else 160)
     console.print(render_table(report, console.width))
-
-
-def check_writable(**files: Path | None) -> None:
-    """Refuse a file that cannot be written before anything is measured for it."""
-    for name, file in files.items():
-        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
-            raise config_error(name, f"--{name} {file}: it cannot be written there")
 
 
 def write_report(

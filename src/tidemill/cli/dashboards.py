@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from tidemill.cli.declared import argument, option
+from tidemill.cli.outputs import writing
 
 
 def dashboards(
@@ -32,10 +33,10 @@ def dashboards(
         RUNBOOK: runbook(objectives),
         "prometheus.yml": SCRAPE,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-        click.echo(f"wrote {folder / name}", err=True)
+    with writing("DIR", folder):
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+            click.echo(f"wrote {folder / name}", err=True)
 
 
 SCRAPE = """\

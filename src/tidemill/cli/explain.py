@@ -11,6 +11,7 @@ import click
 
 from tidemill.base.errors import config_error
 from tidemill.cli.declared import argument, option
+from tidemill.cli.outputs import check_writable
 from tidemill.cli.server_client import API_KEY, URL, ServerClient
 
 HEAD = ("id", "model", "status", "total", "first token", "longest", "prompt", "cached", "output")
@@ -29,6 +30,9 @@ def explain(
     """Show where a request's time went, and why; without an id, the latest requests."""
     from tidemill.telemetry import timeline
 
+    check_writable(svg=svg)
+    if id == "":
+        raise config_error("id", "the id is empty; leave it out for the latest requests")
     client = ServerClient(url, api_key)
     if id is None:
         if svg is not None:

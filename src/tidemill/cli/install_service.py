@@ -13,6 +13,7 @@ import click
 
 from tidemill.base.errors import config_error
 from tidemill.cli.declared import argument, option
+from tidemill.cli.outputs import writing
 
 if TYPE_CHECKING:
     from tidemill.cli.service_units import Service
@@ -65,10 +66,10 @@ def install_service(
             descriptor = os.open(environment, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file_of_variables:
                 file_of_variables.write(ENVIRONMENT)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in units.items():
-        (folder / file).write_text(text)
-        click.echo(f"written: {folder / file}")
+    with writing("--to" if to is not None else "--user" if user else "install-service", folder):
+        for file, text in units.items():
+            (folder / file).write_text(text)
+            click.echo(f"written: {folder / file}")
     _start(service, now=now, packaged=to is not None)
 
 

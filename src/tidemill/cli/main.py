@@ -116,8 +116,7 @@ def main() -> None:
     except click.ClickException as error:
         _fail(f": {_usage_message(error)}", error.exit_code)
     except TidemillError as error:
-        about = f" [{error.param}]" if error.param else ""
-        _fail(f"{about}: {error.message}", 2 if error.kind in _USAGE else 1)
+        _fail(f"{_about(error)}: {error.message}", 2 if error.kind in _USAGE else 1)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
     except BrokenPipeError:
@@ -126,9 +125,17 @@ def main() -> None:
         sys.exit(0)
     except OSError as error:
         # System errors that no package translates: a full disk, missing permission.
-        _fail(f": {error}", 1)
+        named = error.filename is not None and error.strerror is not None
+        _fail(f": {error.filename}: {error.strerror}" if named else f": {error}", 1)
     except MemoryError:
         _fail(": out of memory: use a smaller model or cache, or free memory", 1)
+
+
+def _about(error: TidemillError) -> str:
+    """The field that an error is about, where its message does not begin with it."""
+    name = error.param or ""
+    begins = error.message.startswith((name, f"--{name}", f"--{name.replace('_', '-')}"))
+    return f" [{name}]" if name and not begins else ""
 
 
 def _usage_message(error: click.ClickException) -> str:

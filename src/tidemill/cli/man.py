@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tidemill.cli.declared import argument, option
+from tidemill.cli.outputs import writing
 
 
 def man(
@@ -28,9 +29,9 @@ def man(
     found = pages(app_of([]))
     if install or to is not None:
         folder = to or _usual_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        for page, text in found.items():
-            (folder / f"{page}.1").write_text(text)
+        with writing("--install" if to is None else "--to", folder):
+            for page, text in found.items():
+                (folder / f"{page}.1").write_text(text)
         click.echo(f"{len(found)} pages written to {folder}")
         return
     page = f"tidemill-{name}" if name else "tidemill"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.cli import options
 from tidemill.cli.declared import option
+from tidemill.cli.outputs import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,19 +82,21 @@ def plan(
     Reads config and headers alone: of a model on the hub nothing else is downloaded.
     """
     from tidemill.base.errors import config_error
-    from tidemill.contract.config import EngineConfig
+    from tidemill.contract.config import HIGHEST, EngineConfig
     from tidemill.loading.hub_name import with_options
     from tidemill.planning.plan import Load, make_plan
     from tidemill.planning.predict import read_objectives
 
+    check_writable(plot=None if plot is None else Path(plot))
     known = _devices(devices)
     if device == "list":
         _print([_device_table(known.values())])
         return
     counts = {"context": context, "concurrency": concurrency, "prompt": prompt, "output": output}
     for name, value in counts.items():
-        if value is not None and not 1 <= value <= 2**31 - 1:
-            raise config_error(name, f"--{name} must be at least 1, got {value}")
+        most = HIGHEST["max_num_seqs"] if name == "concurrency" else 2**31 - 1
+        if value is not None and not 1 <= value <= most:
+            raise config_error(name, f"--{name} must be from 1 to {most}, got {value}")
     for name, amount in {"usd-per-hour": usd_per_hour, "watts": watts}.items():
         if amount is not None and not 0 < amount < 1e9:
             raise config_error(name, f"--{name} must be above 0, got {amount}")

@@ -9,6 +9,7 @@ import click
 
 from tidemill.base.errors import config_error
 from tidemill.cli.declared import option
+from tidemill.cli.outputs import check_writable
 from tidemill.cli.server_client import API_KEY, SECONDS, URL, ServerClient
 
 
@@ -29,6 +30,7 @@ def profile(
 
     if not seconds > 0:
         raise config_error("seconds", "--seconds is more than 0")
+    check_writable(trace=trace)
     client = ServerClient(url, api_key, seconds=seconds + SECONDS)
     body: dict[str, object] = {"seconds": seconds, "trace": trace is not None, "roofline": roofline}
     if model is not None:

@@ -6,14 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.base.errors import config_error
-from tidemill.cli.bench import (
-    check_writable,
-    load_of,
-    print_report,
-    with_progress,
-    write_report,
-)
+from tidemill.cli.bench import load_of, print_report, with_progress, write_report
 from tidemill.cli.declared import argument, command, option
+from tidemill.cli.outputs import check_writable
 
 if TYPE_CHECKING:
     from tidemill.bench.options import BenchOptions

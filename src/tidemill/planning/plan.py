@@ -197,7 +197,7 @@ def _predicted(
     if spec.foreign is not None:
         return None, "no family describes this model, so that its work is not known"
     if not fitted.max_concurrency:
-        return None, f"it does not fit into the memory of {where.memory_of}"
+        return None, f"it does not fit into the memory {where.memory_of}"
     timing = _timing(opened, config, where, needs)
     if timing is None:
         return None, (

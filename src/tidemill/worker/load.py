@@ -106,6 +106,8 @@ def load_worker(
         plan_cache(config, spec, kv_dtype, available_memory(), reserve(needs, config), draft_bytes)
     else:
         wanted_len(config, spec)  # the cache size per token is not known yet
+    if _has_tiers(config):
+        _check_tiers(config, spec, spec.kv_bytes_per_token(kv_dtype) * config.block_size)
     progress(f"loading {config.served_name} ({files.file_bytes / 2**30:.2f} GiB)")
     started = monotonic()
     factory = make(cast(BackendFactory, opened.module.load))
@@ -243,10 +245,20 @@ def load_worker(
     return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
 
 
+def _has_tiers(config: EngineConfig) -> bool:
+    return any((config.kv_ram, config.kv_disk, config.kv_listen, config.kv_peers))
+
+
+def _check_tiers(config: EngineConfig, spec: DecoderSpec, block_bytes: int) -> None:
+    from tidemill.worker.tiers.opening import check_tiers
+
+    check_tiers(config, spec, block_bytes)
+
+
 def _open_tiers(
     config: EngineConfig, backend: Backend, identity: str, progress: Progress
 ) -> Mover | None:
-    if not any((config.kv_ram, config.kv_disk, config.kv_listen, config.kv_peers)):
+    if not _has_tiers(config):
         return None
     from tidemill.worker.tiers.opening import open_tiers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.real_engine import real_engine
@@ -10,6 +11,8 @@ from helpers.real_engine import real_engine
 from tidemill import LLM, SamplingParams
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig, folder_and_size
+from tidemill.loading import bundled_models
+from tidemill.worker.load import load_worker
 
 SETTINGS = {"threads": 1, "kv_memory": 4 * 2**20, "max_num_seqs": 4}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -78,3 +81,39 @@ def test_a_tier_that_cannot_be_is_refused(tmp_path: Path) -> None:
         with pytest.raises(TidemillError) as caught:
             LLM(**{**SETTINGS, **settings})  # type: ignore[arg-type]
         assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"kv_disk": "{file}/kv"}, "cannot be written"),
+        ({"kv_disk": "/proc/kv"}, "cannot be written"),
+        ({"kv_disk": "{folder}/kv:1KiB"}, "hold no block of"),
+        ({"kv_ram": 1024}, "less than one block"),
+    ],
+)
+def test_what_cannot_be_used_is_found_before_the_weights_are_read(
+    tmp_path: Path, setting: dict[str, Any], words: str
+) -> None:
+    (file := tmp_path / "file").write_text("")
+    given = {
+        name: value.format(file=file, folder=tmp_path) if isinstance(value, str) else value
+        for name, value in setting.items()
+    }
+    lines: list[str] = []
+    config = EngineConfig(model=str(bundled_models()["brook"]), served_name="m", threads=1, **given)
+    with pytest.raises(TidemillError, match=words) as caught:
+        load_worker(config, lines.append)
+    assert caught.value.kind is ErrorKind.CONFIG and caught.value.param == next(iter(setting))
+    assert not [line for line in lines if line.startswith("loading")]
+
+
+def test_more_than_the_disk_has_is_said(tmp_path: Path) -> None:
+    lines: list[str] = []
+    given = {**SETTINGS, "kv_disk": f"{tmp_path / 'kv'}:9000TiB"}
+    worker = load_worker(
+        EngineConfig(model=str(bundled_models()["brook"]), served_name="m", **given), lines.append
+    )
+    assert worker.runner.mover is not None
+    worker.runner.mover.close()
+    assert [line for line in lines if "has room for" in line]

@@ -77,8 +77,12 @@ class DiskTier:
         self._saved = self._damaged = self._failed = 0
 
     def _chosen_limit(self) -> int:
+        return min(MAX_BYTES, int(DISK_SHARE * (self.free() + self.held())))
+
+    def free(self) -> int:
+        """Bytes that its disk has left."""
         found = os.statvfs(self.folder)
-        return min(MAX_BYTES, int(DISK_SHARE * (found.f_bavail * found.f_frsize + self.held())))
+        return found.f_bavail * found.f_frsize
 
     def _path(self, digest: bytes) -> Path:
         name = digest.hex()

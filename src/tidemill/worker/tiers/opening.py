@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from tidemill.backends.base import Backend
 from tidemill.base.build import build_id
 from tidemill.base.errors import config_error, unsupported
 from tidemill.contract.config import EngineConfig, folder_and_size
+from tidemill.models.spec import DecoderSpec
 from tidemill.transfer.record import identity_of
 from tidemill.worker.tiers.disk import DiskTier
 from tidemill.worker.tiers.mover import Mover
@@ -16,6 +18,48 @@ from tidemill.worker.tiers.ram import RamTier
 
 _MIB = 2**20
 _GIB = 2**30
+
+
+def check_tiers(config: EngineConfig, spec: DecoderSpec, block_bytes: int) -> None:
+    """What can be known of the tiers before the weights are read.
+
+    Args:
+        config: one of `kv_ram`, `kv_disk`, `kv_listen` and `kv_peers` is set.
+        spec: of the model.
+        block_bytes: of a block of its cache.
+
+    Raises:
+        TidemillError: UNSUPPORTED for models whose prefixes are more than blocks, CONFIG for sizes
+            that hold no block and folders that cannot be written.
+    """
+    names = ("kv_ram", "kv_disk", "kv_listen", "kv_peers")
+    asked = next(name for name in names if getattr(config, name))
+    if spec.foreign is not None or spec.state_bytes or not spec.causal:
+        raise unsupported(
+            asked,
+            f"{asked}: blocks of this model cannot leave the cache: of models with recurrent "
+            "layers, models that transformers runs, and encoders, a prefix is more than its "
+            f"blocks; leave {asked} out",
+        )
+    if config.kv_ram and config.kv_ram < block_bytes:
+        raise config_error("kv_ram", f"kv_ram is less than one block of {block_bytes} bytes")
+    if config.kv_disk:
+        folder, limit = folder_and_size(config.kv_disk)
+        if limit is not None and limit < 2 * block_bytes:
+            raise config_error(
+                "kv_disk",
+                f"kv_disk: {limit} bytes hold no block of {block_bytes} bytes; give it more",
+            )
+        path = Path(folder).expanduser()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise config_error(
+                "kv_disk", f"kv_disk: the folder {path} cannot be written: {reason}"
+            ) from error
 
 
 def open_tiers(
@@ -33,21 +77,10 @@ def open_tiers(
         TidemillError: UNSUPPORTED for models whose prefixes are more than blocks, CONFIG for sizes
             that hold no block and folders that cannot be written.
     """
-    names = ("kv_ram", "kv_disk", "kv_listen", "kv_peers")
-    asked = next(name for name in names if getattr(config, name))
-    spec = backend.spec
-    if spec.foreign is not None or spec.state_bytes or not spec.causal:
-        raise unsupported(
-            asked,
-            f"{asked}: blocks of this model cannot leave the cache: of models with recurrent "
-            "layers, models that transformers runs, and encoders, a prefix is more than its "
-            f"blocks; leave {asked} out",
-        )
     nbytes = sum(backend.block_bytes())
+    check_tiers(config, backend.spec, nbytes)
     ram = None
     if config.kv_ram:
-        if config.kv_ram < nbytes:
-            raise config_error("kv_ram", f"kv_ram is less than one block of {nbytes} bytes")
         ram = RamTier(config.kv_ram)
         progress(f"KV blocks in RAM below the cache: {config.kv_ram / _GIB:.2f} GiB")
     disk = None
@@ -57,6 +90,8 @@ def open_tiers(
             f"KV blocks on disk: {disk.limit / _GIB:.2f} GiB in {disk.folder}, "
             f"{disk.held() / _GIB:.2f} GiB used ({nbytes / _MIB:.2f} MiB per block)"
         )
+        if disk.limit > (room := disk.held() + disk.free()):
+            progress(f"kv_disk: the disk of {disk.folder} has room for {room / _GIB:.2f} GiB alone")
     mover = Mover(backend, ram, disk)
     if config.kv_listen or config.kv_peers:
         from tidemill.worker.tiers.peers import open_peers  # few have any
@@ -80,8 +115,6 @@ def _identity(backend: Backend, identity: str) -> bytes:
 
 def _open_disk(setting: str, backend: Backend, identity: str, nbytes: int) -> DiskTier:
     folder, limit = folder_and_size(setting)
-    if limit is not None and limit < 2 * nbytes:
-        raise config_error("kv_disk", f"kv_disk: {limit} bytes hold no block of {nbytes} bytes")
     path = Path(folder).expanduser()
     try:
         return DiskTier(path, limit, _identity(backend, identity), nbytes, backend.checksum)
