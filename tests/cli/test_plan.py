@@ -59,7 +59,7 @@ def test_another_device_with_an_objective_and_a_picture(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("brook", "--device", "h99"), "--device 'h99' is not known; there are h100-sxm"),
-        (("brook", "--context", "0"), "--context must be at least 1"),
+        (("brook", "--context", "0"), "--context must be from 1 to"),
         (("brook", "--context", "100000"), "exceeds the 4096 positions"),
         (("brook", "--watts", "-1"), "--watts must be above 0"),
         (("brook", "--objective", "fast"), "--objective is a list"),

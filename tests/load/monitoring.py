@@ -59,6 +59,12 @@ FIRES: Mapping[str, Mapping[str, str]] = {
         'kv_usage_ratio{model="m"}': "0.99x60",
         'preemptions_total{model="m"}': _UP,
     },
+    "KvTierNotWritten": {
+        'kv_tier_blocks_total{instance="a",model="m",tier="disk",outcome="unsaved"}': _UP
+    },
+    "KvTierDamaged": {
+        'kv_tier_blocks_total{instance="a",model="m",tier="disk",outcome="damaged"}': _UP
+    },
     "StepsSlowerThanPredicted": {
         'step_predicted_measured_seconds_total{model="m"}': "0+2x60",
         'step_predicted_seconds_total{model="m"}': "0+1x60",

@@ -41,7 +41,7 @@ def test_they_name_only_what_exists(folder: Path) -> None:
 
 def test_the_dashboard_has_a_row_for_each_subject(grafana: dict[str, Any]) -> None:
     rows = [panel["title"] for panel in grafana["panels"] if panel["type"] == "row"]
-    wanted = ["Overview", "Latency", "Cache", "Speculation"]
+    wanted = ["Overview", "Latency", "Cache", "KV tiers", "Speculation"]
     assert rows == [*wanted, "Adapters", "Tenants", "Rollouts", "Energy", "Engines", "Gateway"]
     assert all(panel["targets"] for panel in grafana["panels"] if panel["type"] != "row")
 

@@ -133,6 +133,22 @@ def _of_engines() -> Iterator[Alert]:
         "Requests are computed again because their blocks were needed.",
         "A larger `--kv-memory`, `--kv-dtype int8`, a smaller `--max-num-seqs`, or more machines.",
     )
+    by = ("instance", "model", "tier")
+    unsaved = ALL.increase("kv_tier_blocks", "15m", by, {"outcome": "unsaved"})
+    where = "{{ $labels.model }} at {{ $labels.instance }}"
+    yield Alert(
+        *("KvTierNotWritten", f"{unsaved} > 0", "15m", "warning"),
+        f"{where}: KV blocks cannot be written to the tier {{{{ $labels.tier }}}}",
+        "The disk of `--kv-disk` is full or fails; what leaves the cache is computed again.",
+        "The log has the error. Make room, or give the folder a smaller size (`PATH:SIZE`).",
+    )
+    damaged = ALL.increase("kv_tier_blocks", "1h", by, {"outcome": "damaged"})
+    yield Alert(
+        *("KvTierDamaged", f"{damaged} > 10", "0m", "warning"),
+        f"{where}: damaged KV blocks in the tier {{{{ $labels.tier }}}}",
+        "Blocks differ from what was saved; they were found and computed again.",
+        "A few follow a crash of the machine. If they go on: check the disk, and its memory.",
+    )
     off = ratio(ALL.rate("step_predicted_measured_seconds"), ALL.rate("step_predicted_seconds"))
     yield Alert(
         *("StepsSlowerThanPredicted", f"{off} > 1.5", "30m", "warning"),

@@ -11,6 +11,7 @@ ALL = Scope('instance=~"$instance"', 'model=~"$model"', "$__rate_interval")
 
 _SECONDS, _TOKENS, _PER_SECOND, _SHARE, _COUNT = "s", "tokens", "reqps", "percentunit", "short"
 _TOKEN_RATE = "tokens/s"
+_BYTES, _BYTE_RATE = "bytes", "Bps"
 
 
 class Panel(NamedTuple):
@@ -37,6 +38,8 @@ def _quantiles(name: str, title: str, text: str = "") -> Panel:
 
 
 _M = "{{model}}"
+_TIER = ("model", "tier")
+_MT = "{{tier}} {{model}}"
 _REFUSED = ALL.rate("requests_refused", ("model", "reason"))
 
 ROWS: Mapping[str, Sequence[Panel]] = {
@@ -129,6 +132,46 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             {ALL.rate("prefix_cache_misses", ("miss",)): "{{miss}}"},
         ),
         Panel("Preemptions", _PER_SECOND, {ALL.rate("preemptions"): _M}),
+    ),
+    "KV tiers": (
+        Panel(
+            "Prompt tokens brought from tiers",
+            _TOKEN_RATE,
+            {ALL.rate("kv_tier_tokens", _TIER): _MT},
+            "They were not computed again (docs/kv-tiers.md).",
+        ),
+        Panel(
+            "KV blocks saved and brought",
+            _PER_SECOND,
+            {
+                ALL.rate("kv_tier_blocks", (*_TIER, "outcome"), {"outcome": "saved|brought"}): (
+                    f"{{{{outcome}}}} {_MT}"
+                )
+            },
+        ),
+        Panel(
+            "KV blocks damaged, not written or lost",
+            _PER_SECOND,
+            {
+                ALL.rate("kv_tier_blocks", (*_TIER, "outcome"), {"outcome": "damaged|unsaved"}): (
+                    f"{{{{outcome}}}} {_MT}"
+                ),
+                ALL.rate("kv_tier_lost_blocks"): f"lost {_M}",
+            },
+            "Damaged ones are computed again; lost ones were evicted before they were saved.",
+        ),
+        Panel(
+            "Bandwidth of tiers",
+            _BYTE_RATE,
+            {
+                ratio(
+                    ALL.rate("kv_tier_brought_bytes", _TIER),
+                    ALL.rate("kv_tier_brought_seconds", _TIER),
+                ): _MT
+            },
+            "Of what was brought, while it was.",
+        ),
+        Panel("Held in tiers", _BYTES, {ALL.gauge("kv_tier_bytes", _TIER, how="max"): _MT}),
     ),
     "Speculation": (
         Panel(
