@@ -70,13 +70,20 @@ def permitted(version: str) -> tuple[int, ...] | None:
 
 
 def exported(library: Path) -> dict[str, Symbol]:
-    """By name, the newest permitted version of what a library defines."""
+    """By name, the newest permitted version of what a library defines for new programs.
+
+    A symbol of which no version is the default is there for old programs alone. The linker takes
+    it from elsewhere: libgcc.a's processor features can be asked before relocations are done.
+    """
     done = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True)
     best: dict[str, Symbol] = {}
+    linked: set[str] = set()
     for line in done.stdout.splitlines():
         found = _SYMBOL.match(line.rstrip())
         if found is None or found["section"] in ("*UND*", "*ABS*", ".tdata", ".tbss"):
             continue
+        if not found["version"].startswith("("):
+            linked.add(found["name"])
         version = found["version"].strip("()")
         numbers = permitted(version)
         if numbers is None:
@@ -91,7 +98,7 @@ def exported(library: Path) -> dict[str, Symbol]:
         known = best.get(one.name)
         if known is None or permitted(known.version) < numbers:  # type: ignore[operator]
             best[one.name] = one
-    return best
+    return {name: one for name, one in best.items() if name in linked}
 
 
 def make_stub(compiler: str, folder: Path, name: str, symbols: list[Symbol]) -> None:
@@ -146,7 +153,7 @@ def make(folder: Path, compiler: str) -> None:
     scripts = {
         "libstdc++.so": f"INPUT({folder}/libstdc++.so.6 {static})",
         "libm.so": f"INPUT({folder}/libm.so.6)",
-        "libgcc_s.so": f"INPUT({folder}/libgcc_s.so.1)",
+        "libgcc_s.so": f"GROUP({folder}/libgcc_s.so.1 {path_of(compiler, 'libgcc.a')})",
     }
     merged = " ".join(f"{folder}/{name}" for name in MERGED)
     scripts["libc.so"] = f"GROUP({since} {folder}/libc.so.6 {nonshared} AS_NEEDED({merged}))"
