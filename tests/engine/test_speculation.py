@@ -125,3 +125,21 @@ def test_what_a_controller_chooses_by_the_clock_changes_no_answer(plain: Brook) 
         assert accepted["grammar"] > 0 and accepted["lookup"] > 0
     finally:
         engine.close()
+
+
+def test_answers_of_the_same_tenant_and_salt_are_looked_up() -> None:
+    engine = Brook(speculate="lookup", lookup_answers=4096, prefix_caching=False)
+    try:
+        (first,) = [engine.request("one", "Tell me a story about a fox.", (), max_tokens=60)]
+        found = []
+        for tenant, salt in (("a", "a"), ("a", "a"), ("b", "a"), ("a", "b")):
+            before = engine.stats().drafts_accepted
+            asked = msgspec.structs.replace(first, tenant=tenant, cache_salt=salt)
+            ((answer,),) = engine.run([asked])
+            found.append((answer.tokens, engine.stats().drafts_accepted - before))
+    finally:
+        engine.close()
+    assert len({tuple(tokens) for tokens, _ in found}) == 1
+    alone = found[0][1]
+    assert [accepted for _, accepted in found[2:]] == [alone, alone]
+    assert found[1][1] > alone + 30, "nearly all of it was said before"

@@ -88,6 +88,7 @@ REASONING_FORMAT = flag(_MODEL["reasoning_format"])
 CHAT_TEMPLATE = flag(_MODEL["chat_template"])
 MAX_ITL_MS = flag(_MODEL["max_itl_ms"])
 SPECULATE = flag(_MODEL["speculate"])
+LOOKUP_ANSWERS = flag(_MODEL["lookup_answers"])
 
 
 def packed_cache(text: str) -> str:

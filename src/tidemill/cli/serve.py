@@ -74,6 +74,7 @@ def serve(
     reasoning_format: str = options.REASONING_FORMAT,
     max_itl_ms: float | None = options.MAX_ITL_MS,
     speculate: str = options.SPECULATE,
+    lookup_answers: int | None = options.LOOKUP_ANSWERS,
     ttft_objective_ms: float | None = options.ADMISSION["ttft_objective_ms"],
     max_queue_tokens: int | None = options.ADMISSION["max_queue_tokens"],
     max_queue_time: float | None = options.ADMISSION["max_queue_time"],

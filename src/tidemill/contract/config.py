@@ -40,6 +40,7 @@ HIGHEST = {
     "max_num_seqs": 2**16,
     "max_step_tokens": 2**16,
     "max_itl_ms": 3_600_000,
+    "lookup_answers": 2**15,
 }
 
 
@@ -82,6 +83,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         speculate: what drafts tokens ahead of a request's output where the request does not say it,
             and what is loaded for that (`contract.speculation.available`). It never changes an
             answer.
+        lookup_answers: tokens of recent answers of the same tenant and cache salt in which lookup
+            finds drafts as well; None: none.
         isa: force an instruction set (``amx``, ``avx512``, ``avx512bf16``, ``avx512bw``,
             ``avxvnni``, ``avx2``, ``i8mm``, ``neon``, ``portable``); None: the best there is.
         packed_cache: folder where weights are kept as they were packed, for the next start;
@@ -116,6 +119,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     isa: str | None = None
     max_itl_ms: float | None = None
     speculate: str = "off"
+    lookup_answers: int | None = None
     packed_cache: str = "auto"
     recurrent_sequences: int | None = None
     recurrent_snapshots: int | None = None

@@ -50,6 +50,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             token. The token that it continues with comes as a known one.
         drafters: what may propose drafts for it (`contract.speculation.DRAFTERS`); empty: nothing.
         prediction: tokens that its output is expected to have, for the drafters.
+        answers_of: whose recent answers the drafters may read beside its own texts, and whose its
+            answer becomes; empty: nobody's.
     """
 
     seq_id: int
@@ -64,6 +66,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     candidates: int = 0
     drafters: tuple[str, ...] = ()
     prediction: tuple[int, ...] = ()
+    answers_of: str = ""
     virtual_tokens: int = 0
 
 

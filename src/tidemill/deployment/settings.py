@@ -513,6 +513,11 @@ MODEL = (
         "medusa=PATH: also Medusa heads; skip: also the model itself without some layers; auto: "
         "whatever there is, as measured; off: nothing, unless a request says it.",
     ),
+    _engine(
+        *("lookup_answers", _bounded("lookup_answers")),
+        "Tokens of recent answers of the same tenant and cache salt in which lookup finds drafts "
+        "as well: agents repeat themselves. Default: none. See docs/speculation.md.",
+    ),
 )
 
 ENGINE_KEYS = tuple(setting.key for setting in MODEL if setting.key in _ENGINE)

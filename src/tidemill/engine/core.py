@@ -805,6 +805,7 @@ def make_scheduler(
         speculation=info.speculation,
         drafters=info.drafters,
         draft_states=info.recurrent_drafts,
+        lookup_answers=config.lookup_answers is not None,
         always_draft=always_draft,
     )
     return Scheduler(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from tidemill.contract.history import PreemptionCause, PromptChunk
 from tidemill.contract.plan import LogitsWanted, NewSequence, Row
 from tidemill.contract.request import Status
+from tidemill.contract.speculation import LOOKUP
 from tidemill.memory.lease import Growth, PartialMatch
 from tidemill.memory.prefix import BlockKey
 from tidemill.sched import misses, snapshots
@@ -243,7 +244,7 @@ def _add_row(
     seq.num_sent, seq.asked = len(seq.tokens), wanted
     builder.rows_in_flight.append(in_flight)
     if introduced:
-        builder.new.append(_static_data(seq))
+        builder.new.append(_static_data(state, seq))
         seq.on_worker = True
     builder.planned.add(seq.seq_id)
     builder.budget -= count + len(drafts)
@@ -266,7 +267,7 @@ def _charge(state: State, in_flight: InFlightRow, sign: int = 1) -> None:
     seq.charged = max(in_flight.charged_before, end) if sign > 0 else in_flight.charged_before
 
 
-def _static_data(seq: Sequence) -> NewSequence:
+def _static_data(state: State, seq: Sequence) -> NewSequence:
     request = seq.owner.request
     return NewSequence(
         seq_id=seq.seq_id,
@@ -281,6 +282,9 @@ def _static_data(seq: Sequence) -> NewSequence:
         candidates=0 if seq.owner.beams is None else seq.owner.beams.candidates,
         drafters=seq.drafters,
         prediction=request.prediction if seq.drafters else (),
+        answers_of=f"{request.tenant}\0{request.cache_salt}"
+        if state.limits.lookup_answers and LOOKUP in seq.drafters
+        else "",
         virtual_tokens=seq.owner.virtual_tokens,
     )
 

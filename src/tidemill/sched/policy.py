@@ -95,6 +95,7 @@ class Limits:
             (`contract.speculation.BY_REQUEST`); None: the executor verifies no drafts.
         drafters: the executor's.
         draft_states: drafts that a step may verify; None: any number.
+        lookup_answers: lookup finds drafts in recent answers of the same tenant and cache salt.
         always_draft: verify whatever is proposed, whether it pays or not.
     """
 
@@ -111,6 +112,7 @@ class Limits:
     speculation: str | None = None
     drafters: tuple[str, ...] = (LOOKUP,)
     draft_states: int | None = None
+    lookup_answers: bool = False
     always_draft: bool = False
 
 

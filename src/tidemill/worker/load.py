@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from tidemill.backends.base import Backend, BackendFactory
@@ -12,7 +13,7 @@ from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import VectorData
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.speculation import DRAFT, MEDUSA, OFF, SKIP, read_setting
+from tidemill.contract.speculation import DRAFT, LOOKUP, MEDUSA, OFF, SKIP, read_setting
 from tidemill.contract.wire import EngineInfo
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.adapters import AdapterLoader
@@ -236,6 +237,10 @@ def load_worker(
         snapshots=cache.snapshots,
         draft_states=cache.draft_states,
     )
+    if config.lookup_answers is not None:
+        from tidemill.worker.speculate.lookup import LookupDrafter
+
+        runner.add_drafter(LOOKUP, partial(LookupDrafter, config.lookup_answers))
     if verifies and {SKIP, MEDUSA} & {*speculation.drafters}:
         from tidemill.worker.speculate.opening import load_medusa, load_skip
 

@@ -137,3 +137,38 @@ def test_the_prediction_is_followed_from_its_beginning_and_found_again() -> None
     assert propose(drafter, [*prompt, 50, 51, 9, 60, 61, 62], 4) == Proposal(
         (63, 64, 65), confidence=(1, 2, 2)
     )
+
+
+def _new(seq_id: int, prompt: list[int], owner: str) -> NewSequence:
+    return NewSequence(
+        seq_id=seq_id, request_id="r", choice=0, token_ids=tuple(prompt), prompt_len=len(prompt),
+        sampling=SamplingParams(), drafters=("lookup",), answers_of=owner,
+    )  # fmt: skip
+
+
+def test_recent_answers_of_the_owner_and_of_nobody_else() -> None:
+    drafter = LookupDrafter(answers=40)
+
+    def drafts(seq_id: int, owner: str, tokens: list[int]) -> tuple[int, ...]:
+        known = np.array(tokens, np.int32)
+        drafter.add(_new(seq_id, tokens[:3], owner), 0)
+        drafter.read(seq_id, known[:3])
+        return drafter.propose([Wanted(seq_id, known, 8)])[0].token_ids
+
+    answer = list(range(100, 130))
+    assert drafts(1, "a", [1, 2, 3, *answer]) == ()
+    assert drafts(2, "a", [4, 5, 6, 100, 101, 102]) == (), "its answer has not ended"
+    drafter.forget(1)
+    drafter.forget(2)
+    assert drafts(3, "a", [7, 8, 9, 110, 111, 112]) == (113, 114, 115)
+    assert drafts(4, "b", [7, 8, 9, 110, 111, 112]) == ()
+    assert drafts(5, "", [7, 8, 9, 110, 111, 112]) == ()
+    assert drafts(6, "a", [1, 2, 3, 50, 1, 2, 3]) == (50, 1, 2), "prompts are no answers"
+    for seq_id in (3, 4, 5, 6):
+        drafter.forget(seq_id)
+    assert drafts(7, "a", [7, 8, 9, 2, 3]) == (), "of prompts nothing is kept"
+    assert drafts(8, "a", [7, 8, 9, 127, 128]) == (129,)
+    for seq_id in range(20, 30):  # no more than 40 tokens are kept
+        drafts(seq_id, "a", [1, 2, 3, *range(1000 + seq_id, 1009 + seq_id)])
+        drafter.forget(seq_id)
+    assert drafts(9, "a", [7, 8, 9, 127, 128]) == ()

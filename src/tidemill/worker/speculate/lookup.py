@@ -1,5 +1,6 @@
 """Prompt lookup: what followed earlier occurrences of the latest tokens, in the prompt, in the
-output and in what the client expects of it (`prediction`).
+output, in what the client expects of it (`prediction`), and where that is wanted in recent answers
+of the same owner.
 
 The drafts are the most frequent continuation of the longest match (Saxena 2023, prompt lookup
 decoding; Oliaro et al. 2024, suffix decoding), as many as the match has tokens: the longer it is,
@@ -8,6 +9,7 @@ the likelier it goes on.
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,10 +35,46 @@ def confidence_of(match: int) -> int:
     return max(0, min(match, _LONG).bit_length() - 1)
 
 
-class _Sequence:
-    """What is known of one sequence."""
+_MOST_OWNERS = 256
 
-    def __init__(self, new: NewSequence) -> None:
+
+class RecentAnswers:
+    """The latest answers by owner; of owners the latest.
+
+    Args:
+        most: tokens of an owner that are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of: OrderedDict[str, deque[Int32]] = OrderedDict()
+
+    def of(self, owner: str) -> tuple[Int32, ...]:
+        """An owner's answers, the oldest first: int32 each."""
+        return tuple(self._of.get(owner, ()))
+
+    def add(self, owner: str, answer: Int32) -> None:
+        """An answer has ended; of one that is too long the end is kept."""
+        kept = self._of.setdefault(owner, deque())
+        kept.append(answer[-self._most :])
+        while sum(map(len, kept)) > self._most:
+            kept.popleft()
+        self._of.move_to_end(owner)
+        if len(self._of) > _MOST_OWNERS:
+            self._of.popitem(last=False)
+
+
+class _Sequence:
+    """What is known of one sequence.
+
+    Attributes:
+        owner: `NewSequence.answers_of`.
+    """
+
+    def __init__(self, new: NewSequence, answers: tuple[Int32, ...]) -> None:
+        self.owner = new.answers_of
+        self._answers = answers
+        self._output: list[Int32] = []
         self._index = _texts.RepeatIndex(MAX_TOKENS)
         self._prediction = np.array(new.prediction, np.int32)
         self._prompt_len = new.prompt_len
@@ -48,9 +86,20 @@ class _Sequence:
 
     def read(self, tokens: Int32) -> None:
         """Index the tokens that are new."""
+        for answer in self._answers:
+            self._index.extend(answer)
+            self._index.separate()
+        self._answers = ()
         if len(tokens) > self._read:
             self._index.extend(tokens[self._read :])
+            if self.owner and len(tokens) > self._prompt_len:
+                self._output.append(tokens[max(self._read, self._prompt_len) :].copy())
             self._read = len(tokens)
+
+    @property
+    def answer(self) -> Int32:
+        """What was read of the output, of a sequence with an owner."""
+        return np.concatenate(self._output) if self._output else np.zeros(0, np.int32)
 
     def propose(self, tokens: Int32, most: int, least: int) -> Proposal:
         self.read(tokens)
@@ -74,16 +123,21 @@ class _Sequence:
 
 
 class LookupDrafter:
-    """See the module and `drafter.Drafter`."""
+    """See the module and `drafter.Drafter`.
+
+    Args:
+        answers: tokens of an owner's recent answers that are read beside a sequence; 0: none.
+    """
 
     reads_hidden = False
 
-    def __init__(self) -> None:
+    def __init__(self, answers: int = 0) -> None:
         self._sequences: dict[int, _Sequence] = {}
+        self._recent = RecentAnswers(answers)
 
     def add(self, new: NewSequence, cached: int) -> None:
         """See Drafter."""
-        self._sequences[new.seq_id] = _Sequence(new)
+        self._sequences[new.seq_id] = _Sequence(new, self._recent.of(new.answers_of))
 
     def read(self, seq_id: int, tokens: Int32) -> None:
         """See Drafter."""
@@ -96,4 +150,6 @@ class LookupDrafter:
 
     def forget(self, seq_id: int) -> None:
         """See Drafter."""
-        self._sequences.pop(seq_id, None)
+        ended = self._sequences.pop(seq_id, None)
+        if ended is not None and ended.owner and len(answer := ended.answer):
+            self._recent.add(ended.owner, answer)
