@@ -65,6 +65,7 @@ NOISE_STD = 0.02
 MARK, MARK_OUT, BEYOND = 2.0**-10, 64.0, -128.0
 # Blocks of weights' types: the constant dimension shares none with brook's own dimensions.
 BLOCK = 256
+EAGLE_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 Array = NDArray[np.float32]
 
@@ -217,6 +218,40 @@ class Inflation:
         layer = self._layers.get(int(index))
         return makers[rest](None if layer is None else self._source(f"layers.{layer}.{rest}"))
 
+    def places_of(self, layers: list[int]) -> list[int]:
+        """Layers of the wide model in front of which the stream is that of the small one's."""
+        places = [*sorted(self._layers), self.wide.num_hidden_layers]
+        return [places[layer] for layer in layers]
+
+    def eagle(self, small: dict[str, Array]) -> dict[str, Array]:
+        """The tensors of an EAGLE head by their short names. The constant dimension goes through
+        `fc` and the residual stream to the last norm."""
+        norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+        out = {name: self._norm(small[name]) for name in norms}
+        for norm in out.values():
+            norm[self.small.hidden_size :] = 0
+        out["norm"] = self._final_norm(small["norm"])
+        n, wide = self.small.hidden_size, self.wide.hidden_size
+        out["fc"] = np.zeros((wide, small["fc"].shape[1] // n * wide), np.float32)
+        for i in range(small["fc"].shape[1] // n):
+            out["fc"][:n, i * wide : i * wide + n] = small["fc"][:, i * n : (i + 1) * n]
+        if self._marked():
+            out["fc"][self.mark, self.mark] = 1
+        queries, keys, neurons = self._query_rows(), self._key_rows(), self._neurons()
+        # There are no norms of Q and K to scale scores by.
+        scaled = small["q_proj"] * np.float32(self._score_scale())
+        for name, values, places in (
+            ("q_proj", scaled, queries), ("k_proj", small["k_proj"], keys),
+            ("v_proj", small["v_proj"], keys),
+        ):  # fmt: skip
+            halves = [self._rows(half, places) for half in np.split(values, 2, axis=1)]
+            out[name] = np.concatenate(halves, axis=1)
+        for name in ("gate_proj", "up_proj"):
+            out[name] = self._rows(small[name], neurons)
+        out["o_proj"] = self._columns(small["o_proj"], queries)
+        out["down_proj"] = self._columns(small["down_proj"], neurons)
+        return out
+
     def _source(self, name: str) -> Array:
         return to_float32(self._files.tensors[name])
 
@@ -345,6 +380,29 @@ def inflate_medusa(source: Path, small: Shape, wide: Shape, folder: Path) -> Non
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
+def inflate_eagle(source: Path, made: Inflation, folder: Path) -> None:
+    """Write brook's EAGLE head in the wide model's shape, its layer as wide as one of the model's.
+
+    Args:
+        source: the head's folder.
+        made: the model's inflation.
+        folder: to write.
+    """
+    config = json.loads((source / "config.json").read_text())
+    stored = open_floats(source / "model.safetensors")
+    found = made.eagle({n.removesuffix(".weight").split(".")[-1]: v for n, v in stored.items()})
+    tensors = {name: found[name.removesuffix(".weight").split(".")[-1]] for name in stored}
+    folder.mkdir(parents=True, exist_ok=True)
+    shapes = {name: values.shape for name, values in tensors.items()}
+    _write(folder / "model.safetensors", shapes, tensors.__getitem__)
+    inner = config["eagle_config"]
+    inner[EAGLE_LAYERS] = made.places_of(inner[EAGLE_LAYERS])
+    names = {f.name for f in fields(Shape)} - {"num_hidden_layers"}
+    config |= {name: getattr(made.wide, name) for name in names}
+    config |= {name: made.config[name] for name in ("rope_theta", "rms_norm_eps")}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
 def open_floats(path: Path) -> dict[str, Array]:
     """All tensors of a safetensors file as float32."""
     stored = safetensors.read_file(path)
@@ -352,12 +410,13 @@ def open_floats(path: Path) -> dict[str, Array]:
 
 
 def companions(source: Path, wide: Shape, folder: Path, *, seed: int = 0) -> None:
-    """Write draft/ and medusa/ of the source for its inflated model."""
+    """Write draft/, medusa/ and eagle/ of the source for its inflated model."""
     draft = open_model(source / "draft")
     shape = draft_shape(Shape.of(dict(draft.config)), wide.vocab_size)
     inflate(source / "draft", shape, folder / "draft", seed=seed)
     small = Shape.of(dict(open_model(source).config))
     inflate_medusa(source / "medusa", small, wide, folder / "medusa")
+    inflate_eagle(source / "eagle", Inflation(open_model(source), wide, seed), folder / "eagle")
 
 
 def _write(
@@ -396,7 +455,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, default=BROOK, help="a small Qwen3, brook if absent")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--companions", action="store_true", help="also FOLDER/draft and FOLDER/medusa"
+        "--companions", action="store_true", help="also draft, medusa and eagle in FOLDER"
     )
     for field in fields(Shape):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, dest=field.name)

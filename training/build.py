@@ -22,6 +22,7 @@ from training import brook
 from training import tokenizer as bpe
 from training.companions.adapters import train_lora, train_soft_prompt
 from training.companions.draft import train_draft
+from training.companions.eagle import train_eagle
 from training.companions.medusa import train_medusa
 from training.export import ASSETS, load_checkpoint, load_model, save_gguf, save_model
 from training.model import Decoder
@@ -31,7 +32,7 @@ from training.train import Plan, Progress, device, keep_memory, record
 RECORD = Path(__file__).with_name("record")
 # Shares of the companions' time on the two processes that run side by side.
 FIRST = {"draft": 0.75, "soft-ahoy": 0.25}
-SECOND = {"lora-ripple": 0.45, "lora-verse": 0.3, "medusa": 0.25}
+SECOND = {"lora-ripple": 0.35, "lora-verse": 0.2, "medusa": 0.15, "eagle": 0.3}
 
 
 def finish_brook(folder: Path, minutes: float, seed: int, output: Path, written: Path) -> None:
@@ -62,6 +63,8 @@ def one_companion(
         return train_draft(model, tokenizer, folder, output / name, minutes, warm)
     if name == "medusa":
         return train_medusa(model, tokenizer, output / name, minutes)
+    if name == "eagle":
+        return train_eagle(model, tokenizer, output / name, minutes)
     if name.startswith("lora-"):
         voice = name.removeprefix("lora-")
         return train_lora(model, tokenizer, voice, output / name, minutes, warm)

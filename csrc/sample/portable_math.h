@@ -1,5 +1,5 @@
 // Logarithm and exponential in double precision, in an arithmetic of additions, multiplications and
-// divisions alone, so that every build and the torch executor (backends/torch/portable_math.py) get the
+// divisions alone, so that every build and the torch executor (backends/draw/portable_math.py) get the
 // same bits. The C library's differ by an ulp between versions and instruction sets.
 #pragma once
 #include <bit>

@@ -8,11 +8,11 @@ import pytest
 from helpers.backend_driver import sampling_inputs
 from helpers.sampling_reference import race_times
 
+from tidemill.backends.draw.portable_math import portable_exp, portable_log
+from tidemill.backends.draw.race import RandomKey
+from tidemill.backends.draw.race import race_times as torch_times
 from tidemill.backends.native import _core
 from tidemill.backends.torch import sampling
-from tidemill.backends.torch.portable_math import portable_exp, portable_log
-from tidemill.backends.torch.race import RandomKey
-from tidemill.backends.torch.race import race_times as torch_times
 
 
 def test_portable_functions_are_as_good_as_the_librarys() -> None:

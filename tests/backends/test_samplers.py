@@ -8,9 +8,9 @@ from helpers.backend_driver import sampling_inputs
 from helpers.sampling_reference import XTC, coin, draw, dry_penalties, tempered, truncated
 
 from tidemill.backends.base import SamplingInputs
+from tidemill.backends.draw.race import RandomKey
 from tidemill.backends.native import _core
 from tidemill.backends.torch import sampling
-from tidemill.backends.torch.race import RandomKey
 from tidemill.contract.sampling import SamplingParams
 from tidemill.worker.sampler_options import gather_extras, row_options
 

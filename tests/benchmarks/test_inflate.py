@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ from benchmarks.inflate import Heads, Shape, place_heads, place_layers
 from tidemill import LLM, SamplingParams
 from tidemill.loading import open_model
 from tidemill.models.quantization import to_float32
+from tidemill.models.registry import family_for_config
+from tidemill.models.spec import DecoderSpec
 from tidemill.offline.outputs import Completion
+from tidemill.worker.speculate.eagle_files import read_eagle
+from tidemill.worker.speculate.eagle_layer import EagleLayer
 
 BROOK = Shape(3072, 256, 512, 6, 4, 2, 64)
 SHAPES = {
@@ -79,6 +84,42 @@ def test_companions(tmp_path: Path) -> None:
         ours = llm.chat([PROMPT], SamplingParams(max_tokens=12, temperature=0.0))[0].outputs[0]
     assert ours.token_ids == theirs.token_ids
     _check_medusa(tmp_path / "medusa", wide)
+    _check_eagle(tmp_path / "eagle", wide)
+
+
+def _check_eagle(folder: Path, wide: Shape) -> None:
+    """A layer's states, and the scores of the vocabulary, of the wide head and of brook's."""
+    made = inflate.Inflation(open_model(inflate.BROOK), wide)
+    brook, rng = open_model(inflate.BROOK), np.random.default_rng(0)
+    small = read_eagle(inflate.BROOK / "eagle", brook.spec, "brook")
+    found = read_eagle(folder, open_spec(made.config), "wide")
+    assert found.layers == tuple(place_layers(6, wide.num_hidden_layers)[i] for i in small.layers)
+    streams = rng.standard_normal((3, 9, BROOK.hidden_size), np.float32)
+    embedded = rng.standard_normal((9, BROOK.hidden_size), np.float32)
+    states = []
+    for files, width in ((small, BROOK.hidden_size), (found, wide.hidden_size)):
+        room = width - BROOK.hidden_size
+        x, e = (np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, room)]) for a in (streams, embedded))
+        if room:
+            x[..., made.mark] = inflate.MARK
+        layer = EagleLayer(files, 64)
+        cache, g = layer.cache(0), layer.states(x)
+        layer.read(cache, g[:8], e[:8])
+        y = layer.draft([cache], np.array([8]), g[8:], e[8:])
+        states.append((y[0], layer.scored(y)[0]))
+    (ours, ours_scored), (theirs, theirs_scored) = states
+    np.testing.assert_allclose(theirs[: BROOK.hidden_size], ours, atol=0.02)
+    embedding = made.tensor("embed.weight")
+    scores = embedding @ theirs_scored
+    small_scores = embedding[: BROOK.vocab_size, : BROOK.hidden_size] @ ours_scored
+    np.testing.assert_allclose(scores[: BROOK.vocab_size], small_scores, atol=0.5)
+    assert scores[: BROOK.vocab_size].argmax() == small_scores.argmax()
+    assert scores[BROOK.vocab_size :].max() < small_scores.max()
+
+
+def open_spec(config: dict[str, Any]) -> DecoderSpec:
+    """What such a config describes."""
+    return family_for_config(config).spec(config)
 
 
 def _check_medusa(folder: Path, wide: Shape) -> None:

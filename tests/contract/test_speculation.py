@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.contract import speculation
 from tidemill.contract.speculation import Setting, available, drafters_of, read_setting
 
 
-def test_values_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_the_setting() -> None:
     assert read_setting("off") == Setting("off", ("lookup",))
     assert read_setting("auto") == Setting("auto", ("lookup",))
     assert read_setting("lookup") == Setting("lookup", ("lookup",))
-    monkeypatch.setattr(speculation, "IMPLEMENTED", ("lookup", "draft", "skip"))
     assert read_setting("draft=a/b") == Setting("auto", ("lookup", "draft"), "a/b")
     assert read_setting("skip") == Setting("auto", ("lookup", "skip"))
-    assert available() == ("off", "auto", "lookup", "draft=MODEL", "skip")
-    for bad in ("", "on", "draft", "draft=", "skip=2", "off=", "medusa=x", "lookup=1", "OFF"):
-        with pytest.raises(ValueError, match="must be one of off, auto, lookup, draft=MODEL, skip"):
+    assert read_setting("eagle=x") == Setting("auto", ("lookup", "eagle"), "x")
+    told = "off, auto, lookup, draft=MODEL, medusa=PATH, skip, eagle=PATH"
+    assert ", ".join(available()) == told
+    for bad in ("", "on", "draft", "draft=", "skip=2", "off=", "mtp=x", "lookup=1", "OFF"):
+        with pytest.raises(ValueError, match=f"must be one of {told}"):
             read_setting(bad)
 
 

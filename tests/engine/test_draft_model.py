@@ -1,5 +1,5 @@
-"""Drafts of a smaller model, of the model without some layers, of Medusa heads: the answers of
-single steps, token for token."""
+"""Drafts of a smaller model, of the model without some layers, of Medusa and EAGLE heads: the
+answers of single steps, token for token."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tidemill.worker.speculate.layers import Found
 
 DRAFT = f"draft={bundled_models()['brook'] / 'draft'}"
 MEDUSA = f"medusa={bundled_models()['brook'] / 'medusa'}"
+EAGLE = f"eagle={bundled_models()['brook'] / 'eagle'}"
 STORY = "Tell me a story about a fox and a bear."
 
 
@@ -31,7 +32,7 @@ TIGHT = {"kv_memory": 3 * 2**19, "max_model_len": 256, "block_size": 16, "prefix
 
 
 @pytest.mark.parametrize("how", [{}, TIGHT, {"threads": 2}])
-@pytest.mark.parametrize("drafter", [DRAFT, "skip", MEDUSA])
+@pytest.mark.parametrize("drafter", [DRAFT, "skip", MEDUSA, EAGLE])
 def test_answers_are_those_of_single_steps(
     plain: Brook, drafter: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,9 +48,11 @@ def test_answers_are_those_of_single_steps(
     engine.close()
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
-def test_sampled_drafts_come_true(backend: str) -> None:
-    options = {"speculate": DRAFT, "backend": backend}
+@pytest.mark.parametrize(
+    ("drafter", "backend"), [(DRAFT, "native"), (DRAFT, "torch"), (EAGLE, "native")]
+)
+def test_sampled_drafts_come_true(drafter: str, backend: str) -> None:
+    options = {"speculate": drafter, "backend": backend}
     engine = Brook(**options)  # type: ignore[arg-type]
     for temperature, least in ((0.0, 0.5), (1.0, 0.4)):
         before = engine.stats()
@@ -76,7 +79,7 @@ def test_layers_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         Brook(**options, quantize="q8_0")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("drafter", [DRAFT, MEDUSA])
+@pytest.mark.parametrize("drafter", [DRAFT, MEDUSA, EAGLE])
 def test_what_happens_to_the_models_memory_happens_to_drafters(drafter: str) -> None:
     engine = Brook(speculate=drafter, prefix_caching=False)  # what is emptied is not found
     (want,) = engine.ask(STORY, max_tokens=60)

@@ -1,14 +1,19 @@
 """The training model is transformers' Qwen3; exports and companions are what they claim."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tidemill.worker.speculate.eagle_files import read_eagle  # noqa: E402
+from tidemill.worker.speculate.eagle_layer import EagleLayer  # noqa: E402
 from training import tokenizer as bpe  # noqa: E402
-from training.companions import adapters, medusa  # noqa: E402
+from training.companions import adapters, eagle, medusa  # noqa: E402
 from training.companions.measure import greedy  # noqa: E402
 from training.data.mixture import corpus  # noqa: E402
 from training.export import (  # noqa: E402
@@ -107,7 +112,7 @@ def test_export_loads_back_and_fits_the_package(tmp_path, tokenizer):
     for name, value in again.state_dict().items():
         assert torch.equal(value, model.state_dict()[name].bfloat16().float())
     size = sum(f.stat().st_size for f in ASSETS.rglob("*") if f.is_file())
-    assert size <= 12e6
+    assert size <= 14e6
     shape = json.loads((ASSETS / "config.json").read_text())
     names = Shape.__dataclass_fields__
     assert parameters_of(Shape(**{k: v for k, v in shape.items() if k in names})) <= 5.5e6
@@ -157,6 +162,42 @@ def test_medusa_heads_start_as_a_softer_next_token(tokenizer):
     loss = medusa.medusa_loss(model, heads, some_batch(tokenizer))
     loss.backward()
     assert all(h.linear.weight.grad is not None for h in heads)
+
+
+def test_eagle_is_trained_as_it_drafts(tokenizer, tmp_path):
+    """Pass j at position u is the draft j + 1 of a chain that begins at u - j."""
+    torch.manual_seed(0)
+    shape = replace(SMALL, num_hidden_layers=6)
+    brook, head = Decoder(shape), eagle.Head(shape)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.copy_(weight.bfloat16())
+    ids = torch.arange(3, 15)[None]
+    streams, _ = eagle.streams_of(brook, ids)
+    embedded = brook.model.embed_tokens(ids)[:, 1:]
+    cos, sin = brook.rope(torch.arange(11))
+    passes, found = [], []
+    g = head.fc(streams[:, :-1])
+    for _ in range(4):
+        g = head(g, embedded, cos, sin, passes)
+        found.append(g[0].detach().numpy())
+        g = eagle.moved(g, 1)
+    eagle.save(tmp_path, head, shape)
+    files = read_eagle(tmp_path, SimpleNamespace(hidden_size=64, layers=range(6)), "brook")
+    layer = EagleLayer(files, 64)
+    each = streams[0].detach().numpy().reshape(12, 3, 64).transpose(1, 0, 2)
+    states, tokens = layer.states(each), embedded[0].detach().numpy()
+    for begin in (0, 1, 6):
+        cache = layer.cache(0)
+        layer.read(cache, states[:begin], tokens[:begin])
+        x = states[begin : begin + 1]
+        for j in range(4):
+            at = begin + j
+            x = layer.draft([cache], np.array([at]), x, tokens[at : at + 1])
+            np.testing.assert_allclose(x[0], found[j][at], atol=1e-3)
+    loss = eagle.eagle_loss(brook, head, some_batch(tokenizer))
+    loss.backward()
+    assert all(p.grad is not None for p in head.parameters())
 
 
 def test_soft_prompt_of_no_vectors_changes_nothing(tokenizer):

@@ -121,6 +121,23 @@ def test_a_draft_model_is_counted() -> None:
     assert info.drafters == ("lookup", "draft") and info.speculation == "auto"
 
 
+def test_an_eagle_head_is_counted() -> None:
+    brook = bundled_models()["brook"]
+    asked = config(brook, speculate=f"eagle={brook / 'eagle'}")
+    plain, needs = memory_needs(config(brook)), memory_needs(asked)
+    assert needs.weights.keys() - plain.weights.keys() == {"EAGLE head"}
+    # fc, attention on twice the width, MLP, four norms, in float32; brook's output matrix scores.
+    layer = 3 * 256**2 + (256 + 128 + 128) * 512 + 256**2 + 3 * 512 * 256
+    assert needs.weights["EAGLE head"] == 4 * (layer + 4 * 256)
+    assert needs.token_bytes == plain.token_bytes + 2 * 4 * 2 * 64
+    worker = load_worker(asked)
+    info = worker.info
+    worker.runner.close()
+    assert 0 <= info.weight_bytes - needs.weight_bytes <= 8192
+    assert info.kv_bytes_per_token == needs.token_bytes
+    assert info.kv_bytes == pytest.approx(info.num_blocks * 32 * needs.token_bytes, rel=0.01)
+
+
 def test_medusa_heads_are_counted() -> None:
     brook = bundled_models()["brook"]
     asked = config(brook, speculate=f"medusa={brook / 'medusa'}")

@@ -17,9 +17,6 @@ DRAFTERS = (LOOKUP, DRAFT, MEDUSA, SKIP, EAGLE)
 BY_REQUEST = (OFF, AUTO, *DRAFTERS)
 """Values of a request's `speculation`."""
 
-IMPLEMENTED = (LOOKUP, DRAFT, MEDUSA, SKIP)
-"""Drafters that a worker can make."""
-
 _FILES = {DRAFT: "MODEL", MEDUSA: "PATH", EAGLE: "PATH"}
 
 
@@ -46,14 +43,14 @@ def read_setting(text: str) -> Setting:
     name, equals, file = text.partition("=")
     if name in (OFF, AUTO, LOOKUP) and not equals:
         return Setting(name, (LOOKUP,))
-    if name in IMPLEMENTED and bool(file) == (name in _FILES) == bool(equals):
+    if name in DRAFTERS and bool(file) == (name in _FILES) == bool(equals):
         return Setting(AUTO, (LOOKUP, name), file)
     raise ValueError(f"must be one of {', '.join(available())}; got {text!r}")
 
 
 def available() -> tuple[str, ...]:
     """What `--speculate` takes, as it is written for people."""
-    return (OFF, AUTO, *(f"{d}={_FILES[d]}" if d in _FILES else d for d in IMPLEMENTED))
+    return (OFF, AUTO, *(f"{d}={_FILES[d]}" if d in _FILES else d for d in DRAFTERS))
 
 
 def drafters_of(

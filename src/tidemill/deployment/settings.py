@@ -510,8 +510,9 @@ MODEL = (
         "Draft tokens of the output, which the model verifies several in one step; the answers "
         "stay the same. lookup: what followed the latest tokens where they occurred before in "
         "prompt and output; draft=MODEL: also a smaller model of the same vocabulary; "
-        "medusa=PATH: also Medusa heads; skip: also the model itself without some layers; auto: "
-        "whatever there is, as measured; off: nothing, unless a request says it.",
+        "medusa=PATH: also Medusa heads; skip: also the model itself without some layers; "
+        "eagle=PATH: also an EAGLE-3 head; auto: whatever there is, as measured; off: nothing, "
+        "unless a request says it.",
     ),
     _engine(
         *("lookup_answers", _bounded("lookup_answers")),

@@ -92,6 +92,15 @@ def request_last(inputs: StepInputs, indices: list[int]) -> None:
     inputs.hidden[none] = HIDDEN_LAST
 
 
+def request_layers(inputs: StepInputs, indices: list[int], layers: set[int]) -> None:
+    """Have the step return the residual streams in front of layers, of all tokens of rows."""
+    if inputs.hidden is None:
+        inputs.hidden = np.full(len(inputs.logits), HIDDEN_NONE, np.uint8)
+    inputs.hidden[indices] = HIDDEN_ALL
+    named = [] if inputs.hidden_layers is None else inputs.hidden_layers.tolist()
+    inputs.hidden_layers = np.array(sorted({*named, *layers}), np.int32)
+
+
 def last_states(
     inputs: StepInputs, outputs: StepOutputs, accepted: dict[int, int]
 ) -> dict[int, NDArray[np.float32]]:

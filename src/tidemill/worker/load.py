@@ -13,13 +13,13 @@ from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import VectorData
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.speculation import DRAFT, LOOKUP, MEDUSA, OFF, SKIP, read_setting
+from tidemill.contract.speculation import DRAFT, EAGLE, LOOKUP, MEDUSA, OFF, SKIP, read_setting
 from tidemill.contract.wire import EngineInfo
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.adapters import AdapterLoader
 from tidemill.worker.kv_check import NARROW, check_kv
 from tidemill.worker.machine import available_memory, total_memory
-from tidemill.worker.needs import DRAFT_PART, MEDUSA_PART, needs_of
+from tidemill.worker.needs import DRAFT_PART, EAGLE_PART, MEDUSA_PART, needs_of
 from tidemill.worker.opening import Opened, open_files, stored_quantization
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
+# Heads beside the model.
+_HEADS = (MEDUSA_PART, EAGLE_PART)
 _NO_DRAFTS = (
     "no speculation: models that transformers runs verify no drafts, and neither do models with "
     "recurrent layers whose cache has no memory for a state per draft"
@@ -99,6 +101,9 @@ def load_worker(
     draft = _open_drafters(config, opened) if DRAFT in speculation.drafters else None
     needs = needs_of(config, opened, draft)
     draft_bytes = 0 if draft is None else draft.token_bytes
+    # An EAGLE head has keys and values of its own for the same tokens.
+    eagle_bytes = sum(c.token_bytes for c in needs.caches if c.kind == EAGLE_PART)
+    draft_bytes += eagle_bytes
     if config.device == "cpu":
         check_weights_fit(needs, available_memory(), config.served_name)
         check_cache_setting(config.kv_memory, total_memory())
@@ -146,7 +151,7 @@ def load_worker(
     )
     memory = backend.memory()
     free = available_memory() - memory.mapped_bytes - memory.promised_bytes
-    free -= sum(needs.weights.get(part, 0) for part in (DRAFT_PART, MEDUSA_PART))
+    free -= sum(needs.weights.get(part, 0) for part in (DRAFT_PART, *_HEADS))
     cache = plan_cache(config, spec, kv_dtype, max(0, free), reserve(needs, config), draft_bytes)
     # Elsewhere memory is taken for all blocks at once.
     reserved = cache.reserved_blocks if name == "native" else cache.num_blocks
@@ -202,12 +207,13 @@ def load_worker(
         kv_bytes_per_token=token_bytes,
         kv_bytes=memory.kv_bytes
         + sum(d.kv_bytes() for d in drafters.values())
+        + reserved * eagle_bytes * config.block_size
         - (reserved - cache.num_blocks) * token_bytes * config.block_size,
         reserved_blocks=reserved,
         state_bytes=cache.states * spec.state_bytes if foreign is None else 0,
         weight_bytes=memory.weight_bytes
         + sum(d.weight_bytes() for d in drafters.values())
-        + needs.weights.get(MEDUSA_PART, 0),  # loaded later
+        + sum(needs.weights.get(part, 0) for part in _HEADS),  # loaded later
         max_num_seqs=cache.max_num_seqs,
         max_step_tokens=max(config.max_step_tokens, cache.max_model_len if whole else 0),
         prefix_caching=prefix_caching,
@@ -241,11 +247,11 @@ def load_worker(
         from tidemill.worker.speculate.lookup import LookupDrafter
 
         runner.add_drafter(LOOKUP, partial(LookupDrafter, config.lookup_answers))
-    if verifies and {SKIP, MEDUSA} & {*speculation.drafters}:
-        from tidemill.worker.speculate.opening import load_medusa, load_skip
+    if verifies and {SKIP, MEDUSA, EAGLE} & {*speculation.drafters}:
+        from tidemill.worker.speculate.opening import load_eagle, load_medusa, load_skip
 
-        load = load_skip if SKIP in speculation.drafters else load_medusa
-        load(config, opened, runner, progress)
+        loaders = {SKIP: load_skip, MEDUSA: load_medusa, EAGLE: load_eagle}
+        loaders[speculation.drafters[-1]](config, opened, runner, progress)
     runner.mover = _open_tiers(config, backend, identity, progress)
     return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
 

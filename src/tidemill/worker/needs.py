@@ -15,7 +15,7 @@ import msgspec
 from tidemill.backends.base import HeldTensor
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.needs import CacheNeeds, MemoryNeeds, ModelFacts
-from tidemill.contract.speculation import DRAFT, MEDUSA, read_setting
+from tidemill.contract.speculation import DRAFT, EAGLE, MEDUSA, read_setting
 from tidemill.models import tensors as names
 from tidemill.models.layers import Attention, Layer, Moe, Recurrent
 from tidemill.models.spec import DecoderSpec
@@ -34,6 +34,8 @@ _BACKEND_BYTES = {"native": 0, "torch": 260 * 2**20, "transformers": 400 * 2**20
 DRAFT_PART = "draft model"
 # The part that is Medusa heads.
 MEDUSA_PART = "Medusa heads"
+# The part of weights and cache that is an EAGLE head's.
+EAGLE_PART = "EAGLE head"
 # Of a token's text in the vocabulary's tables, where constraints are compiled.
 _TOKEN_BYTES = 64
 # Tokens whose experts are computed at once (kMoeChunkTokens).
@@ -69,6 +71,15 @@ def needs_of(config: EngineConfig, opened: Opened, draft: Draft | None = None) -
 
         heads = {MEDUSA_PART: medusa_bytes(config, opened)}
         return msgspec.structs.replace(needs, weights=needs.weights | heads)
+    if EAGLE in drafters:
+        from tidemill.worker.speculate.opening import eagle_bytes
+
+        weights, token = eagle_bytes(config, opened)
+        return msgspec.structs.replace(
+            needs,
+            weights=needs.weights | {EAGLE_PART: weights},
+            caches=(*needs.caches, CacheNeeds(EAGLE_PART, 1, None, token)),
+        )
     return needs
 
 

@@ -86,7 +86,7 @@ def test_heads_say_what_they_say_in_numpy(
     found = read_heads(write(tmp_path / "medusa_lm_head.safetensors", tensors).parent, SPEC, "m")
     target: Backend = load(SPEC, TENSORS, options())
     target.allocate_cache((8,))
-    outputs = [bare_output(h, SPEC, load, options(), backend) if own else None for h in found]
+    outputs = [bare_output(h.score, SPEC, load, options(), backend) if own else None for h in found]
     inputs = InputBuilder(1, 64, 16)
     idle = [True]
     drafter = MedusaDrafter(target, inputs, found, outputs, lambda: idle[0])

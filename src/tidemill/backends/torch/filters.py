@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.backends.base import SAMPLER_OPTIONS, SamplingInputs
-from tidemill.backends.torch.portable_math import (
+from tidemill.backends.draw.portable_math import (
     Float32,
     Float64,
     portable_exp,
     portable_log,
     scaled_exp,
 )
-from tidemill.backends.torch.race import XTC, Int64, RandomKey, uniform
+from tidemill.backends.draw.race import XTC, Int64, RandomKey, uniform
 
 Options = NDArray[np.void]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.backends.torch.portable_math import Float32
+from tidemill.backends.draw.portable_math import Float32
 
 _MOST_PENALTY = 1e30
 

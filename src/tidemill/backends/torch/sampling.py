@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.backends.base import SamplingInputs
+from tidemill.backends.draw.portable_math import Float32, Float64
+from tidemill.backends.draw.race import RandomKey, race
 from tidemill.backends.torch.filters import (
     exclude_top,
     keep,
@@ -18,8 +20,6 @@ from tidemill.backends.torch.filters import (
     weights,
 )
 from tidemill.backends.torch.history import apply_dry, ban_ngrams, ban_words
-from tidemill.backends.torch.portable_math import Float32, Float64
-from tidemill.backends.torch.race import RandomKey, race
 
 NO_TOKEN = -1  # a mask or bans left no token
 NOT_FINITE = -2  # the logits contain NaN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,27 @@ class Drafter(Protocol):
 
     def forget(self, seq_id: int) -> None:
         """A sequence has ended."""
+
+
+@runtime_checkable
+class LayerReader(Protocol):
+    """A drafter that reads hidden states of every token that the model computes.
+
+    Attributes:
+        layers: ascending: layers in front of which it reads the residual stream; 0: the embedding.
+    """
+
+    layers: tuple[int, ...]
+
+    def learn(self, seq_id: int, start: int, tokens: Int32, streams: NDArray[np.float32]) -> None:
+        """Tokens of a sequence have been computed and stay.
+
+        Args:
+            seq_id: the sequence.
+            start: position of the first.
+            tokens: int32: all known tokens of the sequence; a view that is valid during the call.
+            streams: float32 [layers, tokens, hidden_size].
+        """
 
 
 class LoadedDrafter(Drafter, Protocol):

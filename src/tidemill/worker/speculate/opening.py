@@ -16,16 +16,19 @@ from tidemill.base.clock import monotonic
 from tidemill.base.errors import TidemillError, config_error
 from tidemill.base.log import get_logger
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.speculation import DRAFT, MEDUSA, OFF, SKIP, read_setting
+from tidemill.contract.speculation import DRAFT, EAGLE, MEDUSA, OFF, SKIP, read_setting
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.lazy import Holding, LazyTensors
 from tidemill.loading.locate import resolve
 from tidemill.loading.parts import ModelFiles
+from tidemill.loading.places import OneTensor
 from tidemill.models import tensors as names
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.opening import Opened, of_files
 from tidemill.worker.packed import kept_weights, packed_folder
 from tidemill.worker.runner import Runner
+from tidemill.worker.speculate.eagle import EagleDrafter
+from tidemill.worker.speculate.eagle_files import EagleFiles, read_eagle
 from tidemill.worker.speculate.heads import Head, read_heads
 from tidemill.worker.speculate.layers import Found, search
 from tidemill.worker.speculate.medusa import MedusaDrafter
@@ -156,7 +159,7 @@ def load_medusa(config: EngineConfig, opened: Opened, runner: Runner, progress: 
     heads = _heads(config, spec)
     load = cast(BackendFactory, opened.module.load)
     outputs = [
-        bare_output(head, spec, load, opened.options, opened.backend) if head.own else None
+        bare_output(head.score, spec, load, opened.options, opened.backend) if head.own else None
         for head in heads
     ]
     drafter = MedusaDrafter(runner.backend, runner.inputs, heads, outputs, runner.idle)
@@ -170,18 +173,70 @@ def medusa_bytes(config: EngineConfig, opened: Opened) -> int:
     Raises:
         TidemillError: as `load_medusa`.
     """
-    spec, options = opened.files.spec, opened.options
+    spec = opened.files.spec
     total, width = 0, spec.hidden_size
     for head in _heads(config, spec):
         total += 4 * len(head.stored) * (width**2 + width)
         if not head.own:
             total += 4 * width**2
             continue
-        bare, tensors = _bare(head, spec, options, opened.backend)
-        headers = {name: tensors.header(name) for name in tensors}
-        held = opened.module.held_tensors(bare, headers, options)
-        total += sum(tensor.nbytes for tensor in held.values())
+        total += _bare_bytes(head.score, opened)
     return total
+
+
+def _bare_bytes(output: OneTensor, opened: Opened) -> int:
+    """What a model without layers takes."""
+    bare, tensors = _bare(output, opened.files.spec, opened.options, opened.backend)
+    headers = {name: tensors.header(name) for name in tensors}
+    held = opened.module.held_tensors(bare, headers, opened.options)
+    return sum(tensor.nbytes for tensor in held.values())
+
+
+def open_eagle(config: EngineConfig, spec: DecoderSpec) -> EagleFiles:
+    """The EAGLE head of a configuration.
+
+    Raises:
+        TidemillError: CONFIG for a head of another model, or a model with a state per sequence.
+    """
+    if spec.state_bytes or spec.foreign is not None:
+        raise config_error(
+            "speculate",
+            f"{config.model} keeps a state per sequence, or transformers runs it; EAGLE heads do "
+            "not draft for it",
+        )
+    with _of_setting("the EAGLE head"):
+        return read_eagle(resolve(read_setting(config.speculate).file), spec, config.model)
+
+
+def load_eagle(config: EngineConfig, opened: Opened, runner: Runner, progress: Progress) -> None:
+    """Let an EAGLE head draft for the model of a runner.
+
+    Raises:
+        TidemillError: as `open_eagle`.
+    """
+    spec, options = opened.files.spec, opened.options
+    files, output = open_eagle(config, spec), None
+    if files.output is not None:
+        load = cast(BackendFactory, opened.module.load)
+        output = bare_output(files.output, spec, load, options, opened.backend)
+    drafter = EagleDrafter(
+        runner.backend, runner.inputs, files, output, runner.idle, options.max_positions
+    )
+    runner.add_loaded(EAGLE, drafter)
+    told = "" if files.tokens is None else f" of {len(files.tokens)} tokens"
+    progress(f"an EAGLE head{told}, {drafter.weight_bytes() / 2**20:.0f} MiB")
+
+
+def eagle_bytes(config: EngineConfig, opened: Opened) -> tuple[int, int]:
+    """What the EAGLE head of a configuration takes beside the model: bytes of weights, and of each
+    token.
+
+    Raises:
+        TidemillError: as `open_eagle`.
+    """
+    files = open_eagle(config, opened.files.spec)
+    output = 0 if files.output is None else _bare_bytes(files.output, opened)
+    return files.layer_bytes + output, files.token_bytes
 
 
 def _heads(config: EngineConfig, spec: DecoderSpec) -> list[Head]:
@@ -202,27 +257,31 @@ def _of_setting(what: str) -> Iterator[None]:
 
 
 def bare_output(
-    head: Head, spec: DecoderSpec, load: BackendFactory, options: BackendOptions, backend: str
+    output: OneTensor,
+    spec: DecoderSpec,
+    load: BackendFactory,
+    options: BackendOptions,
+    backend: str,
 ) -> Backend:
-    """A head's output matrix as a model without layers.
+    """An output matrix as a model without layers.
 
     Args:
-        head: with an output matrix of its own.
+        output: [rows, width].
         spec: of the model that is drafted for.
         load, options, backend: the model's.
     """
-    bare, tensors = _bare(head, spec, options, backend)
+    bare, tensors = _bare(output, spec, options, backend)
     made = load(bare, tensors, options)
     made.allocate_cache((1,))
     return made
 
 
 def _bare(
-    head: Head, spec: DecoderSpec, options: BackendOptions, backend: str
+    output: OneTensor, spec: DecoderSpec, options: BackendOptions, backend: str
 ) -> tuple[DecoderSpec, LazyTensors]:
     bare = DecoderSpec(
         family=spec.family,
-        vocab_size=spec.vocab_size,
+        vocab_size=output.shape[0],
         hidden_size=spec.hidden_size,
         max_positions=spec.max_positions,
         layers=(),
@@ -232,7 +291,7 @@ def _bare(
         last_norm=False,
     )
     wide = options.dtype == "float32" or backend != "native"
-    return bare, LazyTensors({names.EMBED: head.score}).held(Holding(wide, options.quantize))
+    return bare, LazyTensors({names.EMBED: output}).held(Holding(wide, options.quantize))
 
 
 class KeptLayers:

@@ -7,15 +7,23 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.backends.base import StepOutputs
+from tidemill.backends.base import NOT_REACHED, StepOutputs
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.contract.plan import Drafting, DraftsWanted, Row, StepPlan
 from tidemill.contract.speculation import LOOKUP
-from tidemill.worker.hidden import last_states, request_last
+from tidemill.worker.hidden import last_states, request_last, request_layers, spans
 from tidemill.worker.inputs import PreparedStep
 from tidemill.worker.sequences import SequenceSlots
-from tidemill.worker.speculate.drafter import NOTHING, Drafted, Drafter, Int32, Proposal, Wanted
+from tidemill.worker.speculate.drafter import (
+    NOTHING,
+    Drafted,
+    Drafter,
+    Int32,
+    LayerReader,
+    Proposal,
+    Wanted,
+)
 from tidemill.worker.speculate.lookup import LookupDrafter
 
 _log = get_logger(__name__)
@@ -44,6 +52,7 @@ class Speculation:
         self._drafters: dict[str, Drafter] = {}
         self._of: dict[int, tuple[str, ...]] = {}
         self._read_hidden: set[str] = set()
+        self._readers: dict[str, LayerReader] = {}
 
     def begin(self, plan: StepPlan) -> None:
         """Forget the sequences that have ended, and learn the plan's new ones."""
@@ -63,6 +72,8 @@ class Speculation:
         self._drafters[name] = made = self._made_by[name]()
         if made.reads_hidden:
             self._read_hidden.add(name)
+        if isinstance(made, LayerReader):
+            self._readers[name] = made
 
     def request(self, step: PreparedStep) -> None:
         """Have a step return the hidden states that drafters will read."""
@@ -71,6 +82,44 @@ class Speculation:
             asked = [i for i, row in rows if self._reads_hidden(row)]
             if asked:
                 request_last(step.inputs, asked)
+        if self._readers:
+            self._request_layers(step)
+
+    def _request_layers(self, step: PreparedStep) -> None:
+        """Of rows whose sequences have a drafter that reads layers. A step that computes some of
+        the layers returns none; readers go on without its tokens."""
+        rows = [i for i, row in enumerate(step.rows) if self._reader_names(row.seq_id)]
+        if rows and step.inputs.slice is None:
+            layers = {layer for reader in self._readers.values() for layer in reader.layers}
+            request_layers(step.inputs, rows, layers)
+
+    def _reader_names(self, seq_id: int) -> list[str]:
+        return [name for name in self._of.get(seq_id, ()) if name in self._readers]
+
+    def _learn(self, step: PreparedStep, outputs: StepOutputs) -> None:
+        """Give drafters the hidden states of the tokens that stay."""
+        inputs = step.inputs
+        if not self._readers or inputs.hidden_layers is None or outputs.layer_hidden is None:
+            return
+        places = {layer: i for i, layer in enumerate(inputs.hidden_layers.tolist())}
+        reached = np.bincount(
+            step.sampling[outputs.sampled != NOT_REACHED], minlength=len(step.rows)
+        ).tolist()
+        for i, (row, span) in enumerate(zip(step.rows, spans(inputs), strict=True)):
+            for name in self._reader_names(row.seq_id):
+                reader = self._readers[name]
+                if not {*reader.layers} <= places.keys() or inputs.hidden is None:
+                    continue
+                drafted = len(row.draft_token_ids)
+                stop = span.stop - (drafted + 1 - reached[i] if drafted else 0)
+                streams = outputs.layer_hidden[
+                    [places[n] for n in reader.layers], span.start : stop
+                ]
+                start = int(inputs.context_len[i])
+                try:
+                    reader.learn(row.seq_id, start, self._tokens(row.seq_id), streams)
+                except Exception:
+                    self._give_up(name, [row.seq_id])
 
     def _reads_hidden(self, row: Row) -> bool:
         return any(one.drafter in self._read_hidden for one in row.drafts_wanted)
@@ -106,6 +155,7 @@ class Speculation:
         Those whom a sequence asks are called in its order until one proposes something. A sequence
         is quiet if all of them are.
         """
+        self._learn(step, outputs)
         plan, hidden = step.plan, self._hidden(step, outputs)
         found: dict[int, tuple[str, Proposal]] = {}
         drafting: list[Drafting] = []

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.backends.torch.portable_math import Float32, Float64, portable_log
+from tidemill.backends.draw.portable_math import Float32, Float64, portable_log
 
 UInt32 = NDArray[np.uint32]
 Int64 = NDArray[np.int64]

@@ -1,0 +1,324 @@
+"""Drafts of an EAGLE-3 head: a decoder layer on the model's own hidden states (Li et al. 2025).
+
+It has keys and values of its own for every token of a sequence that the model computes while the
+sequence has this drafter. Of tokens that it missed (found in the prefix cache, or computed a few
+layers at a time) it has none, and attends to those behind them.
+
+The layer is computed here in float32, the output matrix by a backend. Tokens are drawn with the
+sequence's temperature and the model's random keys; penalties, biases and filters are left to the
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.backends.base import (
+    HIDDEN_LAST,
+    LOGITS_LAST,
+    LOGITS_NONE,
+    Backend,
+    EmbeddingOverrides,
+    Int32,
+    StepInputs,
+    StepOutputs,
+)
+from tidemill.backends.draw.race import RandomKey, race
+from tidemill.contract.plan import NewSequence
+from tidemill.models.quantization import to_float32
+from tidemill.models.tensors import RawTensor
+from tidemill.worker.inputs import InputBuilder
+from tidemill.worker.speculate.drafter import NOTHING, Proposal, Wanted
+from tidemill.worker.speculate.eagle_files import EagleFiles
+from tidemill.worker.speculate.eagle_layer import Cache, EagleLayer
+from tidemill.worker.speculate.rounds import UNLIKELY, confidence_of
+
+Float32 = NDArray[np.float32]
+
+_EMBEDDED = 0
+"""The residual stream in front of layer 0 is the embedding."""
+_RAREST = 1e-7
+"""Weight, beside the likeliest token's 1, below which a token is not drawn."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What the head has of a sequence: keys and values up to `cache.end`, and the state of that
+    position, whose following token is not read yet; None: it has nothing."""
+
+    cache: Cache
+    g: Float32 | None = None
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Drafts of one sequence in the making."""
+
+    one: Wanted
+    state: _State
+    token: int
+    g: Float32
+    drafts: list[int]
+    confidence: list[int]
+    logprob: float = 0.0
+
+    @property
+    def position(self) -> int:
+        """Where the layer computes next."""
+        return self.state.cache.end + len(self.drafts)
+
+    def take(self, token: int, logprob: float) -> bool:
+        """Add a draft; False where the chain ends."""
+        self.logprob += logprob
+        self.token = token
+        self.drafts.append(token)
+        self.confidence.append(confidence_of(logprob))
+        return len(self.drafts) < self.one.most and self.logprob >= UNLIKELY
+
+
+class EagleDrafter:
+    """See the module, `drafter.LoadedDrafter` and `drafter.LayerReader`.
+
+    Args:
+        backend: the model's.
+        inputs: the model's sequences.
+        files: the head.
+        output: computes its output matrix; None: the model's own scores.
+        idle: whether no step of the model is in flight: embeddings and scores of the model are
+            steps, and none may come between.
+        context: positions that a sequence may have.
+    """
+
+    reads_hidden = False
+
+    def __init__(
+        self,
+        backend: Backend,
+        inputs: InputBuilder,
+        files: EagleFiles,
+        output: Backend | None,
+        idle: Callable[[], bool],
+        context: int,
+    ) -> None:
+        self._backend = backend
+        self._inputs = inputs
+        self._layer = EagleLayer(files, context)
+        self._tokens = files.tokens
+        self._embedding = files.embedding
+        self._output = output
+        self._idle = idle
+        self._steps = 0
+        self._states: dict[int, _State] = {}
+        self.layers = tuple(sorted({_EMBEDDED, *files.layers}))
+        self._places = [self.layers.index(layer) for layer in files.layers]
+        layers = len(backend.spec.layers)
+        self._no_layers = np.arange(layers, dtype=np.int32)
+        self._no_norm = np.arange(layers + 1, dtype=np.int32)
+        self._vocab = backend.spec.vocab_size
+
+    def add(self, new: NewSequence, cached: int) -> None:
+        """See Drafter."""
+        self._states[new.seq_id] = _State(self._layer.cache(cached))
+
+    def read(self, seq_id: int, tokens: Int32) -> None:
+        """See Drafter. What is read comes from the model's steps."""
+
+    def forget(self, seq_id: int) -> None:
+        """See Drafter."""
+        self._states.pop(seq_id, None)
+
+    def learn(self, seq_id: int, start: int, tokens: Int32, streams: Float32) -> None:
+        """See LayerReader."""
+        state = self._states.get(seq_id)
+        if state is None:
+            return
+        count = streams.shape[1]
+        if not state.cache.first <= start <= state.cache.end + (state.g is not None):
+            state.cache, state.g = self._layer.cache(start), None
+        elif start <= state.cache.end:  # computed once more
+            state.cache.end, state.g = start, None
+        embedded = streams[0]
+        if self._embedding is not None:
+            embedded = self._rows(tokens[start : start + count])
+        g = self._layer.states(streams[self._places])
+        if state.g is None:
+            # The token at `start` goes with the state before it.
+            embedded, known = embedded[1:], g
+        else:
+            known = np.concatenate([state.g[None], g])
+        self._layer.read(state.cache, known[: len(embedded)], embedded)
+        state.g = g[-1]
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        """See Drafter."""
+        if not self._idle():
+            return [NOTHING] * len(wanted)
+        chains: dict[int, _Chain] = {}
+        for one in wanted:
+            state = self._states.get(one.seq_id)
+            if state is None or state.g is None or one.most < 1:
+                continue
+            # It guesses from the state of the position in front of the last known token.
+            if state.cache.end == len(one.tokens) - 2:
+                last = int(one.tokens[-1])
+                chains[one.seq_id] = _Chain(one, state, last, state.g, [], [])
+        left = list(chains.values())
+        while left:
+            left = self._round(left)
+        return [_proposal(chains.get(one.seq_id)) for one in wanted]
+
+    def _round(self, chains: list[_Chain]) -> list[_Chain]:
+        """A draft for each chain; those that go on."""
+        tokens = np.array([chain.token for chain in chains], np.int32)
+        x = self._layer.draft(
+            [chain.state.cache for chain in chains],
+            np.array([chain.position for chain in chains], np.int64),
+            np.stack([chain.g for chain in chains]),
+            self._embedded(tokens, chains),
+        )
+        positions = [len(chain.one.tokens) + len(chain.drafts) for chain in chains]
+        ids = [chain.one.seq_id for chain in chains]
+        sampling = self._inputs.sampling_at(ids, np.array(positions, np.int32))
+        logits = self._scores(self._layer.scored(x), chains)
+        left = []
+        for i, chain in enumerate(chains):
+            chain.g = x[i]
+            key = RandomKey(int(sampling.seed[i]), int(sampling.choice[i]), positions[i])
+            token, logprob = self._drawn(logits[i], float(sampling.temperature[i]), key)
+            if 0 <= token < self._vocab and chain.take(token, logprob):
+                left.append(chain)
+        return left
+
+    def _drawn(self, logits: Float32, temperature: float, key: RandomKey) -> tuple[int, float]:
+        """A token and its log-probability; -1 where the scores are no numbers."""
+        top = int(logits.argmax())
+        if not np.isfinite(logits[top]):
+            return -1, 0.0
+        scale = np.float32(1 / temperature) if temperature > 0 else np.float32(1)
+        weights = np.exp((logits - logits[top]) * scale)
+        row = top
+        if temperature > 0:
+            likely = np.flatnonzero(weights > _RAREST)
+            ids = likely if self._tokens is None else self._tokens[likely]
+            found = race(ids, weights[likely], key)
+            row = int(likely[np.searchsorted(ids, found)])
+        token = row if self._tokens is None else int(self._tokens[row])
+        return token, float(np.log(weights[row] / weights.sum()))
+
+    def _embedded(self, tokens: Int32, chains: list[_Chain]) -> Float32:
+        """Embeddings [tokens, width]."""
+        if self._embedding is not None:
+            return self._rows(tokens)
+        ids = [chain.one.seq_id for chain in chains]
+        inputs = self._step(self._backend, ids, tokens, self._no_layers)
+        inputs.hidden = np.full(len(tokens), HIDDEN_LAST, np.uint8)
+        inputs.hidden_layers = np.array([_EMBEDDED], np.int32)
+        found = self._run(self._backend, inputs).layer_hidden
+        assert found is not None
+        embedded: Float32 = found[0]
+        return embedded
+
+    def _rows(self, tokens: Int32) -> Float32:
+        """Rows of its own embedding."""
+        assert self._embedding is not None
+        stored = self._embedding.stored
+        size = stored.nbytes // stored.shape[0]
+        raw = np.frombuffer(stored.view, np.uint8).reshape(-1, size)[tokens]
+        shape = (len(tokens), stored.shape[1])
+        return to_float32(RawTensor(stored.dtype, shape, memoryview(raw.tobytes())))
+
+    def _scores(self, x: Float32, chains: list[_Chain]) -> Float32:
+        """Logits [sequences, rows of the output matrix]."""
+        backend = self._output or self._backend
+        ids = [chain.one.seq_id for chain in chains]
+        skip = self._no_norm if self._output is None else None
+        inputs = self._step(backend, ids, np.zeros(len(x), np.int32), skip)
+        inputs.logits = np.full(len(x), LOGITS_LAST, np.uint8)
+        inputs.return_logits = True
+        rows = np.arange(len(x), dtype=np.int32)
+        inputs.overrides = EmbeddingOverrides(rows, np.ascontiguousarray(x, np.float32))
+        logits = self._run(backend, inputs).logits
+        assert logits is not None
+        return logits
+
+    def _step(
+        self, backend: Backend, seq_ids: list[int], tokens: Int32, skip: Int32 | None
+    ) -> StepInputs:
+        """A step of one token per sequence that computes no layer."""
+        count, groups = len(tokens), len(backend.spec.cache_groups())
+        sequences = self._inputs.sequences
+        # Nothing is read of these blocks, but every row has some.
+        tables = [np.zeros((count, 1), np.int32)]
+        if skip is not None:
+            slots = np.array([sequences.slot(i) for i in seq_ids], np.int32)
+            tables = [sequences.tables[g][slots, :1] for g in range(groups)]
+        self._steps += 1
+        return StepInputs(
+            step_id=self._steps,
+            token_ids=tokens,
+            row_start=np.arange(count + 1, dtype=np.int32),
+            context_len=np.zeros(count, np.int32),
+            block_tables=tuple(np.ascontiguousarray(table) for table in tables),
+            logits=np.full(count, LOGITS_NONE, np.uint8),
+            sample=np.zeros(count, np.uint8),
+            await_mask=np.zeros(count, np.uint8),
+            target_ids=np.full(count, -1, np.int32),
+            target_logprobs=np.full(count, -1, np.int32),
+            copies=tuple(np.zeros((0, 2), np.int32) for _ in range(groups)),
+            sampling=self._inputs.sampling_at([], np.zeros(0, np.int32)),
+            skip=skip,
+        )
+
+    @staticmethod
+    def _run(backend: Backend, inputs: StepInputs) -> StepOutputs:
+        return backend.submit(inputs).result()
+
+    def limit_cache(self, blocks: int) -> None:
+        """See LoadedDrafter. Its cache has the tokens of the model's and no more."""
+
+    def empty_cache(self) -> None:
+        """See LoadedDrafter."""
+        self._states.clear()
+
+    def release_weights(self) -> None:
+        """See LoadedDrafter. The layer is in no file as it is computed with, and stays."""
+
+    def restore_weights(self) -> None:
+        """See LoadedDrafter."""
+
+    def stop_loading(self) -> None:
+        """See LoadedDrafter."""
+        if self._output is not None:
+            self._output.stop_loading()
+
+    def weight_bytes(self) -> int:
+        """See LoadedDrafter."""
+        output = 0 if self._output is None else self._output.memory().weight_bytes
+        return self._layer.nbytes + output
+
+    def kv_bytes(self) -> int:
+        """See LoadedDrafter."""
+        return sum(state.cache.nbytes for state in self._states.values())
+
+    def unloaded_bytes(self) -> int:
+        """See LoadedDrafter."""
+        return 0 if self._output is None else self._output.memory().promised_bytes
+
+    def progress(self) -> int:
+        """See LoadedDrafter."""
+        return self._steps
+
+    def close(self) -> None:
+        """See LoadedDrafter."""
+        if self._output is not None:
+            self._output.close()
+
+
+def _proposal(chain: _Chain | None) -> Proposal:
+    if chain is None or not chain.drafts or chain.confidence[0] < chain.one.least:
+        return NOTHING
+    return Proposal(tuple(chain.drafts), confidence=tuple(chain.confidence))
