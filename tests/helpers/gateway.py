@@ -46,7 +46,9 @@ class Door:
             from tidemill.contract.prices import Prices
             from tidemill.server.recording import Recording
 
-            self.context.recording = Recording(self.records.append, Prices())
+            self.context.recording = Recording(
+                self.records.append, Prices(), recent=self.context.recent
+            )
         self._listener = socket.socket()
         self._listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"

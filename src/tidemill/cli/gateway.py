@@ -29,6 +29,7 @@ def gateway(
     allowed_host: tuple[str, ...] = locks.ALLOWED_HOST,
     trusted_proxy: tuple[str, ...] = locks.TRUSTED_PROXY,
     insecure: bool = locks.INSECURE,
+    recent_requests: int = options.SERVER["recent_requests"],
     otel: str = options.SERVER["otel"],
     otel_protocol: str | None = options.SERVER["otel_protocol"],
     otel_sample: float | None = options.SERVER["otel_sample"],
@@ -92,6 +93,7 @@ def gateway(
         database=location,
         database_outage=outage,
         home=default_home(),
+        recent_requests=recent_requests,
         otel=otel_options(otel, otel_protocol, otel_sample, False, os.environ),
     )
     code = serve(made, bind(host, port), say=say_line)

@@ -36,11 +36,13 @@ class Failed(Exception):
 
     Attributes:
         problem: what the client is told if there is no other.
+        reason: of that, in short.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, reason: str) -> None:
         super().__init__(problem.message)
         self.problem = problem
+        self.reason = reason
 
 
 class Refused(Exception):
@@ -173,7 +175,7 @@ async def _raise(route: Route, connection: Connection, status: int, *, same: boo
             health.failed(now, "503")
         else:
             health.busy(now, after or 1.0)
-        raise Failed(_busy(route, status, after or 1.0))
+        raise Failed(_busy(route, status, after or 1.0), f"it is busy ({status})")
     if status in _OWN:
         log.error("target %s: %d: check its key (key_env)", route.target.name, status)
         health.failed(now, f"status {status}")
@@ -204,7 +206,8 @@ def _busy(route: Route, status: int, seconds: float) -> Problem:
 def _unavailable(route: Route, reason: str, status: int = 502) -> Failed:
     message = f"the target {route.target.name} failed: {reason}; try again"
     headers = {"Retry-After": "1"}
-    return Failed(Problem(status, "server_error", message, None, "target_failed", headers))
+    problem = Problem(status, "server_error", message, None, "target_failed", headers)
+    return Failed(problem, reason)
 
 
 def message_of(body: bytes) -> str:

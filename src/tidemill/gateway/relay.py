@@ -29,6 +29,7 @@ from tidemill.generation.caller import Caller, Reservation
 from tidemill.server.errors import Problem, Rejection, fail, problem_response, reject
 from tidemill.server.transport.sink import AsgiSink
 from tidemill.server.transport.stream import while_connected
+from tidemill.telemetry.ways import Way
 
 log = get_logger(__name__)
 
@@ -80,6 +81,8 @@ class Relayed(Response):
         self._forwarded = headers
         self._counted = Counted(asked.model, asked.prompt_tokens)
         self._tried: list[str] = []
+        self._ways: list[Way] = []
+        request.state.ways = self._ways
         self._reserved: Reservation | None = None
         self._own = own
         self._here: Route | None = None  # chosen: this server answers
@@ -211,6 +214,7 @@ class Relayed(Response):
                 return await self._first_of(route, asked)
             except Failed as error:
                 self._metrics.failed(route.target.name)
+                self._end(route, error.reason)
                 if route.target.health.opened is not None:
                     self._fleet.forget(route.target)
                 failed = error
@@ -223,9 +227,16 @@ class Relayed(Response):
             tried = [*tried, HERE]
         route = await self._fleet.route(asked, tried)
         self._tried.append(route.target.name)
-        self._request.state.target = route.target.name
+        self._ways.append(Way(route.target.name, monotonic()))
         self._metrics.given(route.target.name)
         return route
+
+    def _way(self, route: Route) -> Way:
+        return next(way for way in reversed(self._ways) if way.target == route.target.name)
+
+    def _end(self, route: Route, why: str) -> None:
+        way = self._way(route)
+        way.ended, way.why = monotonic(), why
 
     async def _first_of(self, route: Route, asked: Asked) -> Opened:
         """The answer of a target; where the configuration says so, or of a second one."""
@@ -269,7 +280,7 @@ class Relayed(Response):
         """Headers that say who answers."""
         state, route = self._request.state, opened.route
         state.model = self._counted.model = route.asked.model
-        state.target = route.target.name  # of two that were asked at once, the one that answered
+        self._way(route).first = monotonic()
         answer = {**opened.headers, "x-tidemill-target": route.target.name}
         if route.asked.model != self._asked.model:
             self._name_fallback(route)
@@ -363,6 +374,7 @@ class Relayed(Response):
 
     def _note_lost(self, route: Route, lost: Lost) -> None:
         route.target.health.failed(monotonic(), str(lost))
+        self._end(route, str(lost))
         self._metrics.lost(route.target.name)
         log.warning("target %s was lost within an answer: %s", route.target.name, lost)
 
@@ -377,6 +389,7 @@ class Relayed(Response):
             await opened.aclose()
             raise reject(502, _broken(lost.route), code="target_lost")
         self._metrics.continued.inc()
+        self._way(opened.route).first = monotonic()
         return opened
 
     # -- errors --------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tidemill.gateway.wire.kinds import MESSAGES
 from tidemill.server.access.auth import Principal, principal_of
 from tidemill.server.access.caller import TIMEOUT_HEADER, caller_of
 from tidemill.server.access.keys import Role
-from tidemill.server.admin import audit, health, identity, quotas, usage
+from tidemill.server.admin import audit, health, identity, quotas, requests, usage
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_body
 from tidemill.server.dialects.dialect import METRICS_READERS, PUBLIC, Dialect, Endpoint, Handler
@@ -108,6 +108,7 @@ class Gateway:
             own: the answer of the server itself, which is one of the targets.
         """
         config, path, state = self.fleet.config, request.url.path, request.state
+        state.begun = monotonic()
         state.sent_as = {}
         state.operation = OPERATIONS[state.route]
         state.streamed = asked.stream
@@ -280,6 +281,7 @@ class Gateway:
             Endpoint("GET", "/metrics", health.metrics, roles=METRICS_READERS),
             *self.facts,
             *(*audit.ENDPOINTS, *identity.ENDPOINTS, *quotas.ENDPOINTS, *usage.ENDPOINTS),
+            *requests.ENDPOINTS,
         )
 
 

@@ -51,6 +51,7 @@ class GatewayOptions:
         prices: of models.
         quotas: limits of each level.
         otel: where OpenTelemetry's spans and metrics go; None: nowhere.
+        recent_requests: that can be explained; 0: none.
     """
 
     config: GatewayConfig
@@ -63,6 +64,7 @@ class GatewayOptions:
     prices: Prices = field(default_factory=Prices)
     quotas: Defaults = field(default_factory=Defaults)
     otel: OtelOptions | None = None
+    recent_requests: int = 512
 
 
 def serve(options: GatewayOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
@@ -168,10 +170,11 @@ def make_context(options: GatewayOptions) -> tuple[ServerContext, QuotaService]:
             from tidemill.server.records import keep_records
 
             keep_records(context, options.home, options.prices)
+    if options.otel is not None or options.recent_requests:
+        context.keep_recent(options.recent_requests, options.prices)  # spans are made of it as well
     if options.otel is not None:
         from tidemill.server.tracing import export
 
-        context.keep_recent(0, options.prices)  # spans are made of what explains a request
         scheme = "http" if options.security.certificates is None else "https"
         export(context, options.otel, scheme)
     return context, context.limit(options.quotas, options.prices, options.database_outage)

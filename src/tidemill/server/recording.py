@@ -196,7 +196,7 @@ class OpenRecord:
             None if measured is None else measured.trace,
             problem.message if problem is not None and refused else "",
             state.get("trace_context"),
-            state.get("target", ""),
+            state.get("ways", ()),
         )
 
     def _milestones(self, ended: float) -> Milestones:

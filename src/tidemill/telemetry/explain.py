@@ -13,11 +13,12 @@ from tidemill.contract.history import ChoiceHistory, Miss, Preemption
 from tidemill.contract.prices import money_text
 from tidemill.contract.quotas import QuotaView, Unit
 from tidemill.telemetry.facts import ChoiceFacts, Life, SlowGap, StreamFacts
-from tidemill.telemetry.phases import Phase, phases_of
+from tidemill.telemetry.phases import Phase
 from tidemill.telemetry.reasons import CHUNKS, MISSES, PREEMPTIONS, reasons_of
 from tidemill.telemetry.recent import Story
 from tidemill.telemetry.record import RequestRecord
 from tidemill.telemetry.trace import Trace
+from tidemill.telemetry.ways import Way
 
 DIGITS = 6
 """Of seconds: microseconds."""
@@ -28,7 +29,7 @@ MAX_NEIGHBOURS = 5
 
 def summary(story: Story, now: float) -> dict[str, Any]:
     """One line of the list of requests."""
-    record, phases = story.record, phases_of(story.milestones, story.trace, now)
+    record, phases = story.record, story.phases(now)
     longest = max(phases, key=lambda phase: phase.seconds, default=None)
     return {
         "id": record.id,
@@ -72,7 +73,7 @@ def explanation(
         whole: its reader may know of others' requests; else nothing in it depends on them.
     """
     record, trace = story.record, story.trace
-    phases = phases_of(story.milestones, story.trace, now)
+    phases = story.phases(now)
     clock = _Clock(story, [*others] if whole else [], whole=whole)
     streams = [] if trace is None else trace.streams
     return {
@@ -84,6 +85,7 @@ def explanation(
             {"name": p.name, "seconds": round(p.seconds, DIGITS), "at": round(p.start, DIGITS)}
             for p in phases
         ],
+        "targets": [_way(way, story, whole=whole) for way in story.ways],
         "reasons": reasons_of(story, phases, whole=whole),
         "choices": record.choices,
         "adapters": [] if trace is None else list(trace.adapters),
@@ -101,6 +103,16 @@ def explanation(
         "currency": currency if record.cost is not None else None,
         "computed_seconds": None if record.computed is None else record.computed / 1e6,
         **_energy(record),
+    }
+
+
+def _way(way: Way, story: Story, *, whole: bool) -> dict[str, Any]:
+    arrival = story.milestones.arrival
+    times = {"at": way.given, "first_at": way.first, "ended_at": way.ended}
+    return {
+        "target": way.target,
+        **{n: round(at - arrival, DIGITS) if at else None for n, at in times.items()},
+        "why": (way.why if whole else "") or None,
     }
 
 
@@ -123,7 +135,8 @@ def _first_token(story: Story, phases: Sequence[Phase]) -> float | None:
     """Until the first token; None before it, and where nothing was generated."""
     if not story.record.generated:
         return None
-    ends = [phase.end for phase in phases if phase.name == "prefill"]
+    first = "prefill" if not story.ways else "target" if story.record.streamed else ""
+    ends = [phase.end for phase in phases if phase.name == first]
     return round(ends[0], DIGITS) if ends else None
 
 

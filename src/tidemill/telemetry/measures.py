@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.metrics.ended import EndedMetrics
 from tidemill.metrics.registry import exemplar
-from tidemill.telemetry.phases import histories_of, phases_of
+from tidemill.telemetry.phases import histories_of
 from tidemill.telemetry.recent import Story
 
 MICRO, NANO = 1e-6, 1e-9
@@ -30,7 +30,7 @@ class Measures:
             return
         model = f"{record.model}@{record.version}" if record.version else record.model
         sample = exemplar(story.context)
-        for phase in phases_of(story.milestones, trace, story.milestones.ended):
+        for phase in story.phases(story.milestones.ended):
             metrics.phases.labels(model, phase.name).observe(phase.seconds, sample)
         tenant = metrics.tenants.label(record.client)
         counts = (("prompt", record.prompt), ("cached", record.cached))

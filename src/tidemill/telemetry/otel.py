@@ -35,7 +35,6 @@ from tidemill.base.log import get_logger, summary
 from tidemill.base.trace_context import TraceContext
 from tidemill.contract.wire import EngineStats
 from tidemill.telemetry.otel_options import GRPC, OtelOptions, Target
-from tidemill.telemetry.phases import phases_of
 from tidemill.telemetry.recent import Story
 from tidemill.telemetry.record import Outcome
 from tidemill.telemetry.spans import Attributes, Span, model_attributes, spans_of
@@ -276,7 +275,7 @@ class _Metrics:
         self._duration.record(record.duration / 1e6, attributes)
         if record.outcome != Outcome.FINISHED or not record.generated:
             return
-        phases = phases_of(story.milestones, story.trace, story.milestones.ended)
+        phases = story.phases(story.milestones.ended)
         prefill = [phase.end for phase in phases if phase.name == "prefill"]
         if prefill:
             self._first.record(prefill[0], attributes)

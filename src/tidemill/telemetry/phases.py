@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from tidemill.contract.history import ChoiceHistory
 from tidemill.contract.request import RequestTimings
 from tidemill.telemetry.facts import Life, StreamFacts
 from tidemill.telemetry.trace import Trace
+from tidemill.telemetry.ways import Way, answering
 
 PHASES = {
     "read": "until its body was read and checked",
@@ -25,6 +27,10 @@ PHASES = {
     "decode": "tokens were generated",
     "preempted": "it was preempted, until it was admitted again",
     "recovery": "its engine was replaced, and it was replayed until its next token",
+    "route": "a target was chosen, or one was waited for",
+    "failed": "targets that it was given to did not begin to answer",
+    "target": "until the first part of a target's answer",
+    "relay": "the rest of the target's answer was passed on",
     "deliver": "the rest of its answer was written",
     "work": "whatever else answered it",
 }
@@ -85,7 +91,9 @@ class _Marks:
         self.until(name, at)
 
 
-def phases_of(milestones: Milestones, trace: Trace | None, now: float) -> list[Phase]:
+def phases_of(
+    milestones: Milestones, trace: Trace | None, now: float, ways: Sequence[Way] = ()
+) -> list[Phase]:
     """The phases of a request that has ended, or of one that runs up to `now`. Their seconds sum to
     all of its time.
 
@@ -93,6 +101,7 @@ def phases_of(milestones: Milestones, trace: Trace | None, now: float) -> list[P
         milestones: of the request.
         trace: of what answered it; None: nothing did.
         now: of the same clock.
+        ways: of a gateway: the targets that it was given to.
     """
     end = milestones.ended or now
     marks = _Marks(milestones.arrival, end)
@@ -100,12 +109,30 @@ def phases_of(milestones: Milestones, trace: Trace | None, now: float) -> list[P
     marks.until("model", milestones.leased)
     if trace is not None:
         last = _of_answer(marks, trace)
+    elif ways:
+        last = _of_ways(marks, ways)
     elif not milestones.begun:
         last = "read"
     else:
         last = "work" if milestones.leased else "model"
     marks.until(last, end)
     return [phase for phase in _merged(marks.phases) if phase.seconds > 0.0]
+
+
+def _of_ways(marks: _Marks, ways: Sequence[Way]) -> str:
+    """Marks where a gateway's request was; the name of what comes after it."""
+    marks.until("route", ways[0].given)
+    found = answering(ways)
+    if found is None:
+        return "failed" if any(way.ended for way in ways) else "target"
+    if any(way.ended and not way.first for way in ways if way.given < found.given):
+        marks.until("failed", found.given)
+    marks.until("target", found.first)
+    begun = sorted((way for way in ways if way.first), key=lambda way: way.first)
+    for before, after in itertools.pairwise(begun):
+        marks.until("relay", before.ended)
+        marks.until("recovery", after.first)
+    return "relay"
 
 
 def _of_answer(marks: _Marks, trace: Trace) -> str:

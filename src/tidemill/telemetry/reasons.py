@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tidemill.contract.history import ChunkLimit, Miss, PreemptionCause
 from tidemill.telemetry.phases import Phase, histories_of
 from tidemill.telemetry.recent import Story
+from tidemill.telemetry.ways import target_of
 
 MISSES: dict[str, str] = {
     Miss.NONE: "all of it was cached but the end, which is always computed",
@@ -62,6 +63,14 @@ def reasons_of(story: Story, phases: Sequence[Phase], *, whole: bool = True) -> 
         for cause in dict.fromkeys(p.cause for p in history.preemptions):
             count = sum(p.cause == cause for p in history.preemptions)
             found.append(f"It was preempted{_times(count)}: {PREEMPTIONS[cause]}.")
+    for way in story.ways:
+        if way.why and whole:
+            how = "was lost within its answer" if way.first else "did not answer"
+            found.append(f"The target {way.target} {how}: {way.why}.")
+    if trace is None and any(way.first for way in story.ways):
+        found.append(
+            f"What the target {target_of(story.ways)} did, it explains itself under the same id."
+        )
     lives = [] if trace is None else [life for s in trace.streams for life in s.lives]
     for cause in dict.fromkeys(life.cause for life in lives if life.lost):
         word = "stalled" if cause == "stall" else "ended"
@@ -97,6 +106,10 @@ def _phase(story: Story, phase: Phase, *, whole: bool) -> str:
         "preempted": f"It was preempted for {shown}.",
         "recovery": f"Its engine was replaced, which took {shown}.",
         "lost": f"{shown} of work were lost with an engine.",
+        "route": f"It took {shown} to choose a target, or until one could be asked.",
+        "failed": f"{shown} went by with targets that did not begin to answer.",
+        "target": f"The target took {shown} until the first part of its answer.",
+        "relay": f"The rest of the target's answer came within {shown}.",
         "deliver": f"Its answer took {shown} to be written.",
     }.get(phase.name, f"{phase.name} took {shown}.")
 

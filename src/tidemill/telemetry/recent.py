@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tidemill.base.trace_context import TraceContext
-from tidemill.telemetry.phases import Milestones
+from tidemill.telemetry.phases import Milestones, Phase, phases_of
 from tidemill.telemetry.record import RequestRecord
 from tidemill.telemetry.trace import Trace
+from tidemill.telemetry.ways import Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Story:
         trace: of what answered it; None: nothing did.
         refusal: what an overloaded server told its client; empty: it was not that.
         context: of its trace; None: nobody traces it.
-        target: of a gateway: the target that answered, or the last one that was asked.
+        ways: of a gateway: the targets that it was given to, in this order.
     """
 
     record: RequestRecord
@@ -30,7 +31,11 @@ class Story:
     trace: Trace | None
     refusal: str = ""
     context: TraceContext | None = None
-    target: str = ""
+    ways: Sequence[Way] = ()
+
+    def phases(self, now: float) -> list[Phase]:
+        """Where its time went; of one that runs, up to `now`."""
+        return phases_of(self.milestones, self.trace, now, self.ways)
 
     @property
     def running(self) -> bool:

@@ -15,6 +15,7 @@ from tidemill.telemetry.phases import Milestones, Phase, histories_of, phases_of
 from tidemill.telemetry.recent import Story
 from tidemill.telemetry.record import Operation, Outcome, RequestRecord
 from tidemill.telemetry.trace import Trace
+from tidemill.telemetry.ways import target_of
 
 GENAI_VERSION = "0.1.0"
 """Of the semantic conventions for generative AI, which have a repository of their own."""
@@ -107,7 +108,7 @@ def spans_of(story: Story, scheme: str) -> list[Span]:
     """
     record, times, trace = story.record, story.milestones, story.trace
     found = [_http(record, times, scheme)]
-    phases = phases_of(times, trace, times.ended)
+    phases = story.phases(times.ended)
     if not record.model:
         found += _of_phases(times.arrival, phases, 0, [])
         return found
@@ -164,8 +165,8 @@ def _inference(story: Story) -> Span:
     if energy is not None:
         attributes["tidemill.energy.joules"] = energy / 1e6
         attributes["tidemill.energy.estimated"] = record.energy is None
-    if story.target:
-        attributes["tidemill.gateway.target"] = story.target
+    if story.ways:
+        attributes["tidemill.gateway.target"] = target_of(story.ways)
     if story.refusal:
         attributes["tidemill.refusal"] = story.refusal
     if trace is not None:

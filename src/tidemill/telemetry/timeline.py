@@ -168,6 +168,7 @@ def text(document: Document) -> str:
         share = lane.seconds / total if total else 0.0
         lines.append(f"  {lane.name:<10}{seconds:>9} {share:>4.0%} │{drawn(lane.bars, total)}")
     lines += ["", *(f"  {reason}" for reason in document["reasons"])]
+    lines += _targets(document.get("targets") or [])
     lines += _decisions(document)
     for prompt in document["prompts"]:
         lines += _prompt(prompt, several=len(document["prompts"]) > 1)
@@ -176,6 +177,21 @@ def text(document: Document) -> str:
         for prompt in call["prompts"]:
             lines += _prompt(prompt, several=False)
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _targets(targets: list[Document]) -> list[str]:
+    """Of a gateway: where the request was given to."""
+    if not targets:
+        return []
+    lines = ["", "Targets", "    given at  first part  ended at  target"]
+    for one in targets:
+        given, first, ended = (
+            "-" if one[name] is None else shown_seconds(one[name])
+            for name in ("at", "first_at", "ended_at")
+        )
+        why = f": {one['why']}" if one["why"] else ""
+        lines.append(f"  {given:>10}  {first:>10}  {ended:>8}  {one['target']}{why}")
+    return lines
 
 
 def _ending(document: Document) -> str:
