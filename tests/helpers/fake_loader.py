@@ -58,6 +58,16 @@ class FakeLoaded:
     async def profile(self, seconds: float, *, events: int, rates: bool) -> EngineProfile:
         return await self.profiled(seconds, events, rates)
 
+    away: tuple[str, int] | None = None
+
+    async def leave(self, address: str) -> int:
+        self.away = address, 0
+        return 0
+
+    async def bring_back(self) -> int:
+        self.away = None
+        return 0
+
     async def block_map(self) -> EngineMemory | None:
         return EngineMemory(weights=0, kv=0, kv_blocks=8, kv_map="uss.c...")
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "cp": ("library", "copy"),
     "rm": ("library", "remove"),
     "rollout": ("rollout", "rollout"),
+    "engines": ("engines", "engines"),
     "plan": ("plan", "plan"),
     "calibrate": ("calibrate", "calibrate"),
     "simulate": ("simulate", "simulate"),

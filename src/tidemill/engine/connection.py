@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -113,13 +114,30 @@ class EngineConnection(asyncio.Protocol):
             await loop.create_unix_connection(lambda: connection, path)
         except OSError as error:
             raise unavailable(f"no engine listens at {path}: {error.strerror}") from error
+        await connection._welcomed()
+        return connection
+
+    @classmethod
+    async def over(
+        cls,
+        found: socket.socket,
+        config_digest: str,
+        on_outputs: Callable[[Outputs], None],
+        on_lost: Callable[[str], None],
+    ) -> EngineConnection:
+        """As `connect`, over a socket that is connected to an engine."""
+        connection = cls(Hello(PROTOCOL_VERSION, build_id(), config_digest), on_outputs, on_lost)
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=found)
+        await connection._welcomed()
+        return connection
+
+    async def _welcomed(self) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await asyncio.shield(connection._welcome)
+                await asyncio.shield(self._welcome)
         except TimeoutError:
-            await connection.close("the engine did not answer the handshake")
+            await self.close("the engine did not answer the handshake")
             raise unavailable("the engine did not answer the handshake") from None
-        return connection
 
     @property
     def info(self) -> EngineInfo:

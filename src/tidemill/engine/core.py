@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from tidemill.engine.profiling import Profiler
     from tidemill.grammar.phases import ProgramState
     from tidemill.memory.tiers import Tiers
+    from tidemill.transfer.link import Link
 
 _log = get_logger(__name__)
 
@@ -208,6 +209,10 @@ class EngineCore:
             if self._permanent_error is not None:
                 raise self._permanent_error
             raise TidemillError(ErrorKind.UNAVAILABLE, "the engine has stopped", retryable=True)
+
+    def on_requests(self, take: Callable[[Link], None]) -> None:
+        """Call this with each connection of another server that sends requests, on any thread."""
+        self._executor.on_requests(take)
 
     def moved(self, report: MoveReport) -> None:
         """Moves of blocks have ended."""

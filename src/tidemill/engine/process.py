@@ -17,11 +17,12 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from tidemill.base.build import build_id
+from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.heap import use_few_arenas
 from tidemill.base.log import get_logger, log_line, set_up_logging
@@ -52,6 +53,9 @@ from tidemill.engine.core import EngineCore, Message, open_core
 from tidemill.engine.flightlog import FlightLog
 from tidemill.engine.recorder import Heartbeat
 from tidemill.engine.reports import FOLDER_PREFIX, LoadProgress, Report
+
+if TYPE_CHECKING:
+    from tidemill.transfer.link import Link
 
 _log = get_logger(__name__)
 
@@ -106,10 +110,16 @@ class EngineServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One client's connection."""
+    """One client's connection.
 
-    def __init__(self, server: EngineServer) -> None:
+    Args:
+        server: of the engine.
+        remote: the client is another server, which sends requests and nothing else.
+    """
+
+    def __init__(self, server: EngineServer, *, remote: bool = False) -> None:
         self._server = server
+        self._remote = remote
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._client: int | None = None
@@ -139,6 +149,8 @@ class _Connection(asyncio.Protocol):
 
     def _receive(self, message: ToEngine) -> None:
         core, client = self._server.core, self._client
+        if self._remote and not _may_remotely(message):
+            raise ValueError("another server may not ask for this")
         if isinstance(message, Hello):
             self._handshake(message)
         elif client is None:
@@ -209,6 +221,34 @@ class _Connection(asyncio.Protocol):
             self._write(b"")
 
 
+def _may_remotely(message: ToEngine) -> bool:
+    if isinstance(message, Submit):
+        return not message.request.adapters  # they are files of this machine
+    if isinstance(message, Hello):
+        return not message.owner
+    return isinstance(message, Cancel | StatsRequest)
+
+
+def _serve_remotely(engine: EngineServer) -> None:
+    """Serve other servers as well, where the engine listens for them."""
+
+    def take(link: Link) -> None:
+        from tidemill.engine.remote import Clock  # few are asked
+
+        try:
+            link.send(Clock(monotonic(), engine.config_digest))
+        except OSError:
+            link.close()
+            return
+        found = link.detach()
+        asyncio.run_coroutine_threadsafe(
+            engine.loop.connect_accepted_socket(lambda: _Connection(engine, remote=True), found),
+            engine.loop,
+        )
+
+    engine.core.on_requests(take)
+
+
 async def serve_core(
     core: EngineCore, path: str, config_digest: str
 ) -> tuple[asyncio.Server, EngineServer]:
@@ -216,6 +256,7 @@ async def serve_core(
     engine = EngineServer(core, config_digest)
     server = await engine.loop.create_unix_server(lambda: _Connection(engine), path)
     os.chmod(path, 0o600)
+    _serve_remotely(engine)
     return server, engine
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from tidemill.contract.request import AdapterUse
 from tidemill.contract.wire import AdapterInfo
 from tidemill.engine.flightlog import FlightLog, request_key
 from tidemill.executor.base import Executor, PlanHandle
+
+if TYPE_CHECKING:
+    from tidemill.transfer.link import Link
 
 BEAT_SECONDS = 0.2
 
@@ -102,6 +106,10 @@ class RecordingExecutor:
     def report_moves(self, report: Callable[[MoveReport], None]) -> None:
         """See Executor."""
         self._executor.report_moves(report)
+
+    def on_requests(self, take: Callable[[Link], None]) -> None:
+        """See Executor."""
+        self._executor.on_requests(take)
 
     def announce(self, digest: bytes, there: bool) -> None:
         """See Executor."""

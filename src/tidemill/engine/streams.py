@@ -266,11 +266,12 @@ class StreamTable:
         """Ignore further outputs for the stream's request; False if it was not sent."""
         return self._sent.pop(stream.journal.wire_id, None) is not None
 
-    def lost(self, cause: str) -> None:
-        """The engine of all requests sent has ended; they will be sent to another."""
+    def lost(self, cause: str, whose: Callable[[Stream], bool] = lambda stream: True) -> None:
+        """The engine of the requests sent has ended, of those that `whose` names; they will be sent
+        to another."""
         now = monotonic()
         for stream in self._sent.values():
-            if stream.facts is not None:
+            if stream.facts is not None and whose(stream):
                 stream.facts.lost(now, cause)
 
     def is_sent(self, stream: Stream) -> bool:

@@ -20,7 +20,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -59,6 +59,9 @@ from tidemill.engine.suspects import (
     SuspectTracker,
     verdict,
 )
+
+if TYPE_CHECKING:
+    from tidemill.engine.away import Away
 
 _log = get_logger(__name__)
 
@@ -143,6 +146,7 @@ class SupervisedEngine:
         self._replay_logged = False  # the isolated replays were logged
         self._tokens = 0  # received in total
         self._last_end = ""  # how the last engine ended
+        self._away: Away | None = None  # made when requests are first moved to another engine
         self.memory = OwnedMemory(self)
         self.loaded: LoadProgress | None = None
         self._on_load: Callable[[LoadProgress], None] = lambda progress: None
@@ -257,9 +261,10 @@ class SupervisedEngine:
         if (trait := self._quarantine.holds(request)) is not None:
             _log.warning("request %s is rejected: quarantined %s %s", request.request_id, *trait)
             raise TidemillError(ErrorKind.INTERNAL, shared_verdict(trait))
-        send = self._problem is None and self._isolated_replay is None
+        send = self._sends
         waiting = len(self._table) - self._table.num_sent
-        if not send and waiting >= self._supervision.max_waiting:
+        taken = self._away is not None and self._away.taking
+        if not (send or taken) and waiting >= self._supervision.max_waiting:
             raise TidemillError(
                 ErrorKind.OVERLOADED,
                 f"the engine is being replaced and {waiting} requests already wait for it; "
@@ -267,7 +272,7 @@ class SupervisedEngine:
                 retryable=True,
             )
         stream = self._table.wait(request)
-        if send:
+        if send or (self._away is not None and self._away.claim(stream)):
             self._send(stream)
         self._work.set()
         return stream
@@ -283,9 +288,58 @@ class SupervisedEngine:
         for open_choice in journal.open_choices if choice is None else (choice,):
             journal.cancelled.setdefault(open_choice, FinishReason(reason))
         if self._table.is_sent(stream):
-            self._connection.send(Cancel(journal.wire_id, choice, str(reason)))
+            self._cancel_sent(stream, choice, str(reason))
         elif stream.settle():
             self._table.forget(request_id)
+
+    async def leave(self, address: str) -> int:
+        """Have another server's engine compute this one's requests, the running ones from their
+        next token on, and new ones; how many were moved. See `engine.away`.
+
+        Raises:
+            TidemillError: why it cannot; then all stay.
+        """
+        if self._away is None:
+            from tidemill.engine.away import Away  # few requests move
+
+            self._away = Away(self)
+        return await self._away.leave(address)
+
+    async def bring_back(self) -> int:
+        """Undo `leave`; how many running requests came back."""
+        return 0 if self._away is None else await self._away.bring_back()
+
+    @property
+    def away(self) -> tuple[str, int] | None:
+        """Where requests are computed (`leave`), and how many; None: here."""
+        away = self._away
+        if away is None or away.address is None:
+            return None
+        return away.address, away.count()
+
+    def streams(self) -> list[Stream]:
+        """All open streams."""
+        return self._table.streams()
+
+    def suspected(self) -> bool:
+        """Requests are being looked at as the cause of crashes."""
+        return self._isolated_replay is not None or bool(list(self._suspects.suspects()))
+
+    def deliver(self, message: Outputs) -> None:
+        """Outputs of streams, of another engine."""
+        self._deliver(message)
+
+    def switch(self, stream: Stream) -> None:
+        """Send a stream to the engine that it belongs to now, or let it wait for this one."""
+        assert self._away is not None
+        wire_id, here = stream.journal.wire_id, not self._away.has(stream)
+        if self._table.recall(stream) and here and self._away.taking:
+            self._connection.send(Cancel(wire_id))
+        if stream.settle():
+            self._forget(stream.journal.request.request_id)
+        elif self._away.claim(stream) or self._sends:
+            self._send(stream)
+        self._work.set()
 
     async def stats(self) -> EngineStats:
         """See EngineClient."""
@@ -333,6 +387,8 @@ class SupervisedEngine:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._table.fail_all(engine_gone(reason))
+        if self._away is not None:
+            await self._away.close()
         await self._connection.close(reason)
         await self._process.stop()
         self._home.close()
@@ -362,12 +418,29 @@ class SupervisedEngine:
         self.loaded = progress
         self._on_load(progress)
 
+    @property
+    def _sends(self) -> bool:
+        """The engine of this process takes requests now."""
+        return self._problem is None and self._isolated_replay is None
+
     def _send(self, stream: Stream) -> None:
         request = self._table.send(stream)
-        self._connection.send(Submit(request))
+        if self._away is not None and self._away.claim(stream):
+            self._away.submit(request)
+        else:
+            self._connection.send(Submit(request))
         for choice in stream.journal.ended | set(stream.journal.cancelled):
             reason = stream.journal.cancelled.get(choice, FinishReason.CANCELLED)
-            self._connection.send(Cancel(request.request_id, choice, str(reason)))
+            self._cancel_sent(stream, choice, str(reason))
+
+    def _cancel_sent(self, stream: Stream, choice: int | None, reason: str) -> None:
+        if self._away is not None and self._away.has(stream):
+            self._away.cancel(stream.journal.wire_id, choice, reason)
+        else:
+            self._connection.send(Cancel(stream.journal.wire_id, choice, reason))
+
+    def _is_here(self, stream: Stream) -> bool:
+        return self._away is None or not self._away.has(stream)
 
     def _deliver(self, message: Outputs) -> None:
         self._note_good_ends(message)
@@ -436,7 +509,8 @@ class SupervisedEngine:
             work.cancel()
 
     def _work_waits(self) -> bool:
-        return self._table.num_sent > 0 or self._connection.unanswered
+        away = 0 if self._away is None else self._away.count()
+        return self._table.num_sent > away or self._connection.unanswered
 
     # -- recovering --------------------------------------------------------------------------
 
@@ -455,7 +529,7 @@ class SupervisedEngine:
         what = f"has made no progress for {timeout:g} s" if cause == "stall" else "has ended"
         self._problem = f"the engine process {what} and is being replaced"
         self._connection.abort(self._problem)
-        self._table.lost(cause)
+        self._table.lost(cause, self._is_here)
         code = await self._end_process(kill=cause == "stall")
         in_flight = self._table.num_sent
         self._last_end = what if cause == "stall" else ending(code)
@@ -500,7 +574,11 @@ class SupervisedEngine:
     def _analyse_crash(self) -> None:
         """Attribute the crash to requests, quarantine a poison request, and recall all streams."""
         keys = self._process.log.suspects()
-        streams = {stream.journal.request.request_id: stream for stream in self._table.streams()}
+        streams = {
+            stream.journal.request.request_id: stream
+            for stream in self._table.streams()
+            if self._is_here(stream)
+        }
         present = [i for i, s in streams.items() if request_key(s.journal.wire_id) in keys]
         in_flight = [i for i, s in streams.items() if self._table.is_sent(s)]
         self._suspects.retain(streams)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from tidemill.contract.plan import BlockCopy, StepPlan, StepResult
 from tidemill.contract.profile import MachineRates, StepCounters
 from tidemill.contract.request import AdapterUse
 from tidemill.contract.wire import AdapterInfo
+
+if TYPE_CHECKING:
+    from tidemill.transfer.link import Link
 
 
 class PlanHandle(Protocol):
@@ -68,6 +71,10 @@ class Executor(Protocol):
 
     def report_moves(self, report: Callable[[MoveReport], None]) -> None:
         """Call this with what has ended, on any thread. Before the first move."""
+
+    def on_requests(self, take: Callable[[Link], None]) -> None:
+        """Call this with each connection of another server that sends requests, on any thread,
+        where this executor's engine listens for other engines."""
 
     def announce(self, digest: bytes, there: bool) -> None:
         """Tell other engines that the cache has a block of a digest, or not any more."""

@@ -20,6 +20,7 @@ from tidemill.contract.wire import AdapterInfo, EngineInfo
 from tidemill.executor.base import Executor, PlanHandle
 
 if TYPE_CHECKING:
+    from tidemill.transfer.link import Link
     from tidemill.worker.runner import Runner
 
 
@@ -64,6 +65,10 @@ class InprocExecutor:
     def report_moves(self, report: Callable[[MoveReport], None]) -> None:
         """See Executor."""
         self._runner.report_moves(report)
+
+    def on_requests(self, take: Callable[[Link], None]) -> None:
+        """See Executor."""
+        self._runner.on_requests(take)
 
     def announce(self, digest: bytes, there: bool) -> None:
         """See Executor."""

@@ -19,6 +19,7 @@ from tidemill.server.access.auth import AuthMiddleware, principal_of, require
 from tidemill.server.access.keys import Role
 from tidemill.server.access.security import Security
 from tidemill.server.admin import audit, blocks, chats, health, identity, load, rollouts, whoami
+from tidemill.server.admin import engines as admin_engines
 from tidemill.server.admin import models as admin_models
 from tidemill.server.admin import profile as admin_profile
 from tidemill.server.admin import quotas as admin_quotas
@@ -61,6 +62,7 @@ OPERATORS: tuple[Endpoint, ...] = (
     *admin_usage.ENDPOINTS,
     *admin_requests.ENDPOINTS,
     *admin_profile.ENDPOINTS,
+    *admin_engines.ENDPOINTS,
 )
 """Routes that belong to no dialect."""
 

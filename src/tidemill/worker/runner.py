@@ -36,6 +36,7 @@ from tidemill.worker.speculate.drafter import NOTHING, Drafted
 
 if TYPE_CHECKING:
     from tidemill.contract.profile import MachineRates, StepCounters
+    from tidemill.transfer.link import Link
     from tidemill.worker.adapters import AdapterLoader
     from tidemill.worker.speculate.drafter import Drafter, LoadedDrafter
     from tidemill.worker.speculate.speculation import Speculation
@@ -222,6 +223,11 @@ class Runner:
         """See executor.base.Executor."""
         assert self.mover is not None
         self.mover.report = report
+
+    def on_requests(self, take: Callable[[Link], None]) -> None:
+        """See executor.base.Executor."""
+        if self.mover is not None:
+            self.mover.on_requests = take
 
     def announce(self, digest: bytes, there: bool) -> None:
         """See executor.base.Executor."""

@@ -15,7 +15,8 @@ def describe(slot: Slot) -> dict[str, Any]:
         name, aliases and `state` (``unloaded``, ``loading``, ``loaded``, ``asleep``,
         ``unloading``); `requests` that use it and those that are `waiting` for it; `pinned`,
         `keep_alive` seconds (None: for ever). Where known: `memory` that it needs at least,
-        `progress` of its weights in [0, 1], `kv_bytes`, and the `error` of its last load.
+        `progress` of its weights in [0, 1], `kv_bytes`, and the `error` of its last load. `away`:
+        which engine computes its requests instead, and how many of them.
     """
     keep_alive = slot.expires_after
     found: dict[str, Any] = {
@@ -33,6 +34,8 @@ def describe(slot: Slot) -> dict[str, Any]:
         found["progress"] = round(slot.progress.loaded / slot.progress.total, 4)
     if slot.loaded is not None:
         info = slot.loaded.served.info
+        if (away := slot.loaded.away) is not None:
+            found["away"] = {"at": away[0], "requests": away[1]}
         found |= {"weight_bytes": info.weight_bytes, "kv_bytes": info.kv_bytes}
     if slot.error is not None:
         found["error"] = slot.error.message

@@ -249,6 +249,19 @@ class EngineLoaded:
 
         return await take_profile(self.engine, seconds, events=events, rates=rates)
 
+    @property
+    def away(self) -> tuple[str, int] | None:
+        """See `slot.Loaded`."""
+        return self.engine.away
+
+    async def leave(self, address: str) -> int:
+        """See `slot.Loaded`."""
+        return await self.engine.leave(address)
+
+    async def bring_back(self) -> int:
+        """See `slot.Loaded`."""
+        return await self.engine.bring_back()
+
     async def close(self) -> None:
         """See `slot.Loaded`."""
         await self.engine.close()

@@ -103,6 +103,20 @@ class Loaded(Protocol):
             TidemillError: UNAVAILABLE, OVERLOADED; UNSUPPORTED: it has no engine of its own.
         """
 
+    @property
+    def away(self) -> tuple[str, int] | None:
+        """Where its requests are computed instead (`leave`), and how many; None: here."""
+
+    async def leave(self, address: str) -> int:
+        """Have another server's engine compute its requests, running and new ones; how many moved.
+
+        Raises:
+            TidemillError: why it cannot; then all stay.
+        """
+
+    async def bring_back(self) -> int:
+        """Undo `leave`; how many running requests came back."""
+
     async def close(self) -> None:
         """Unload it. Requests in flight end with a retryable error."""
 
