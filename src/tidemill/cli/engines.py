@@ -66,6 +66,10 @@ def _line(one: dict[str, Any]) -> str:
 
 engines = click.Group(
     "engines",
-    help="The engines of a running server: list them, and move their requests elsewhere.",
-    commands=[command(list_, "list"), command(drain), command(restore)],
+    help="Engines of a running server: list them, move their requests to another server's engine "
+    "and back (docs/kv-transfer.md).",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+for _name, _function in (("list", list_), ("drain", drain), ("restore", restore)):
+    engines.add_command(command(_name, _function))

@@ -463,8 +463,9 @@ MODEL = (
     ),
     _engine(
         *("kv_listen", checks.ADDRESS),
-        "HOST:PORT where other servers of the model ask for this one's KV blocks; the key is in "
-        "the variable TIDEMILL_KV_KEY. Default: nowhere. See docs/kv-transfer.md.",
+        "HOST:PORT where other servers of the model get this one's KV blocks and move requests "
+        "to; the key is in the variable TIDEMILL_KV_KEY. Default: nowhere. See "
+        "docs/kv-transfer.md.",
     ),
     _engine(
         *("kv_peers", checks.ADDRESSES),

@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import config_error
-from tidemill.contract.request import ChoiceOutput, EngineRequest, RequestTimings
+from tidemill.contract.request import ChoiceOutput, EngineRequest
 from tidemill.contract.wire import Cancel, EngineInfo, Outputs, Submit
 from tidemill.engine.connection import EngineConnection, unavailable
 from tidemill.transfer.link import (
@@ -32,7 +32,7 @@ SAME_CLOCK_SECONDS = 0.05
 
 
 class Clock(msgspec.Struct, frozen=True, array_like=True):
-    """What an engine says first: its `base.clock.monotonic`, and the digest of its configuration."""
+    """What an engine says first: its `base.clock.monotonic`, and its configuration's digest."""
 
     now: float
     config_digest: str
@@ -136,9 +136,9 @@ def _output(output: ChoiceOutput, seconds: float) -> ChoiceOutput:
     if timings is None and not output.scheduled and output.history is None:
         return output
     if timings is not None:
-        at = (timings.received, timings.first_scheduled, timings.first_token, timings.finished)
-        moved = [time + seconds if time else time for time in at]
-        timings = RequestTimings(*moved, timings.preemptions, timings.computed)
+        names = ("received", "first_scheduled", "first_token", "finished")
+        at = {name: time + seconds for name in names if (time := getattr(timings, name))}
+        timings = msgspec.structs.replace(timings, **at)
     scheduled = output.scheduled + seconds if output.scheduled else 0.0
     # What it tells is in the other clock throughout.
     return msgspec.structs.replace(output, timings=timings, scheduled=scheduled, history=None)

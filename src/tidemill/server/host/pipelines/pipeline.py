@@ -264,6 +264,17 @@ class Pipeline:
         """It has no cache."""
         return None
 
+    away = None
+    """See `slot.Loaded`."""
+
+    async def leave(self, address: str) -> int:
+        """See `slot.Loaded`."""
+        raise unsupported("model", "a pipeline has no engine: name a model that it uses")
+
+    async def bring_back(self) -> int:
+        """See `slot.Loaded`."""
+        return 0
+
     async def profile(self, seconds: float, *, events: int, rates: bool) -> EngineProfile:
         """It computes no steps.
 
