@@ -57,13 +57,27 @@ void AttentionBlock::run(size_t l, const LinearList& following, float* out) {
       context_.kernels.activate(Activation::Sigmoid, gate_.data() + t * heads_width_, row, q, row);
     });
   }
-  if (context_.group != nullptr) {
-    context_.group->gather(context_.pool, all_heads, heads_width_, tokens, shard.equal(own));
-  }
-  context_.pack_rows(all_heads, heads_width_, layer.o);
+  pack_heads(layer, all_heads);
   products.prefetch(following, tokens);
   products.multiply({{&layer.o, out + shard.first(hidden), stream_.stride(), 0, tokens}}, context_.acts);
   context_.gather(out, stream_.stride(), tokens, hidden);
+}
+
+void AttentionBlock::pack_heads(const DecoderLayer& layer, float* heads) {
+  if (context_.group == nullptr) return context_.pack_rows(heads, heads_width_, layer.o);
+  const Shard& shard = context_.model.shard;
+  const int64_t own = int64_t{layer.attention.heads} * layer.attention.v_dim, all = own * shard.ranks;
+  const ActType act = layer.o.weight->act;
+  if (!context_.packs_parts(act, own) || own % kPanel != 0) {
+    context_.group->gather(context_.pool, heads, heads_width_, context_.tokens, shard.equal(own));
+    return context_.pack_rows(heads, heads_width_, layer.o);
+  }
+  const int64_t first = shard.rank * own;
+  context_.for_each_token(context_.tokens, [&](int64_t t, int) {
+    context_.kernels.pack_act_part(act, heads + t * heads_width_ + first, first, own, all,
+                                   context_.acts.row(static_cast<int>(act), t));
+  });
+  context_.gather_packed(context_.acts, act, context_.tokens, shard.equal(own), all);
 }
 
 void AttentionBlock::write(const DecoderLayer& layer, const KvLayer& kv) {

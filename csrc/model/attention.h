@@ -24,6 +24,8 @@ class AttentionBlock {
   struct Heads {
     int64_t first, end;  // KV heads
   };
+  // The heads' outputs, rows of heads_width_, packed for the output projection.
+  void pack_heads(const DecoderLayer& layer, float* heads);
   // Applies norms and RoPE to Q and K and writes K and V to the cache, unless another layer owns them.
   void write(const DecoderLayer& layer, const KvLayer& kv);
   // For a range of a token's KV heads and the query heads that read them, between the products and the

@@ -194,7 +194,7 @@ void ExpertsBlock::run_slots(const Experts& moe) {
   context_.for_each_token(slots, [&](int64_t slot, int thread) {
     feed_forward_.activate_row(*expert_of[static_cast<size_t>(slot)], slot, thread);
   });
-  feed_forward_.gather_rows(slots, [&](int64_t slot) -> const FeedForward& {
+  feed_forward_.gather_rows(expert_down_acts(moe), slots, [&](int64_t slot) -> const FeedForward& {
     return *expert_of[static_cast<size_t>(slot)];
   });
   const int64_t hidden = context_.model.hidden, first = context_.model.shard.first(hidden);

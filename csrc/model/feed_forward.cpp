@@ -71,7 +71,7 @@ void FeedForwardBlock::compute_gate_up(const FeedForward& mlp) {
     context_.products.multiply({up}, context_.acts);
   }
   context_.for_each_token(rows, [&](int64_t t, int thread) { activate_row(mlp, t, thread); });
-  gather_rows(rows, [&](int64_t) -> const FeedForward& { return mlp; });
+  gather_rows(act_bit(mlp.down), rows, [&](int64_t) -> const FeedForward& { return mlp; });
 }
 
 void FeedForwardBlock::compute_gate_up_fused(const FeedForward& mlp) {
@@ -84,7 +84,9 @@ void FeedForwardBlock::compute_gate_up_fused(const FeedForward& mlp) {
   context_.products.for_each_block(plan, rows, most, [&](const Products::Block& block, int thread) {
     compute_fused_block(mlp, block, thread, fused_.data() + thread * scratch);
   });
-  if (context_.group != nullptr) return gather_rows(rows, [&](int64_t) -> const FeedForward& { return mlp; });
+  if (context_.group != nullptr) {
+    return gather_rows(act_bit(mlp.down), rows, [&](int64_t) -> const FeedForward& { return mlp; });
+  }
   if (packs_row_parts(mlp.down.weight->act)) return;
   context_.for_each_token(rows, [&](int64_t t, int) {
     context_.pack_row(act_bit(mlp.down), row(t), mlp.down.weight->k, t, down_acts_);
@@ -100,35 +102,46 @@ void FeedForwardBlock::compute_fused_block(const FeedForward& mlp, const Product
   context_.products.compute(mlp.gate, context_.acts, block, scratch, stride, thread);
   context_.products.compute(mlp.up, context_.acts, block, scratch + width, stride, thread);
   const ActType down = mlp.down.weight->act;
-  const bool shared = context_.group != nullptr, packs = !shared && packs_row_parts(down);
-  const int64_t first = context_.model.shard.first(mlp.down.weight->k);
+  const bool shared = context_.group != nullptr, packs = packs_row_parts(down);
+  const int64_t first = context_.model.shard.first(mlp.down.weight->k) + n0;
   for (int64_t r = 0; r < block.rows; ++r) {
     float* const gate = scratch + r * stride;
     const int64_t t = block.row + r;
-    float* const made = packs ? gate : shared ? made_row(t) + first + n0 : row(t) + n0;
+    float* const made = packs ? gate : shared ? made_row(t) + first : row(t) + n0;
     activate(mlp, gate, gate + width, count, made);
     if (packs) {
       const unsigned types = act_bit(mlp.down) | down_acts_.adapter_types_of(block.row + r);
       for_each_act(types, [&](int act) {
-        context_.kernels.pack_act_part(static_cast<ActType>(act), made, n0, count, mlp.down.weight->k,
+        context_.kernels.pack_act_part(static_cast<ActType>(act), made, first, count, mlp.down.weight->k,
                                        down_acts_.row(act, block.row + r));
       });
     }
   }
 }
 
-bool FeedForwardBlock::packs_row_parts(ActType act) const {
-  const int64_t part = context_.kernels.act_part(act);
-  return part > 0 && kPanel % part == 0;
+bool FeedForwardBlock::gather_packed(unsigned types, int64_t count, int64_t k) {
+  bool others = false;
+  for_each_act(types, [&](int type) {
+    const auto act = static_cast<ActType>(type);
+    if (!packs_row_parts(act)) {
+      others = true;
+    } else {
+      context_.gather_packed(down_acts_, act, count, context_.model.shard.bounds(k), k);
+    }
+  });
+  return others;
 }
 
 void FeedForwardBlock::activate_row(const FeedForward& mlp, int64_t t, int thread) {
   const int64_t width = mlp.up.weight->n;
-  const bool shared = context_.group != nullptr;
-  float* const out =
-      shared ? made_row(t) + context_.model.shard.first(mlp.down.weight->k) : context_.scratch(thread);
+  const ActType act = mlp.down.weight->act;
+  const bool shared = context_.group != nullptr, packs = !shared || packs_row_parts(act);
+  const int64_t all = mlp.down.weight->k, first = context_.model.shard.first(all);
+  float* const out = packs ? context_.scratch(thread) : made_row(t) + first;
   activate(mlp, row(t), row(t) + width_ / 2, width, out);
-  if (!shared) context_.pack_row(act_bit(mlp.down), out, width, t, down_acts_);
+  if (!shared) return context_.pack_row(act_bit(mlp.down), out, width, t, down_acts_);
+  if (!packs) return;  // when the row is complete
+  context_.kernels.pack_act_part(act, out, first, width, all, down_acts_.row(static_cast<int>(act), t));
 }
 
 void FeedForwardBlock::activate(const FeedForward& mlp, float* gate, const float* up, int64_t count,

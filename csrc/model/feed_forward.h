@@ -38,14 +38,16 @@ class FeedForwardBlock {
   // act(gate) * up of row t, packed for `down` as row t of `down_acts`; by a shard, its part of it, which
   // `gather_rows` completes.
   void activate_row(const FeedForward& mlp, int64_t t, int thread);
-  // After the rows of all blocks (mlp_of(row), of equal widths) are activated.
+  // After the rows of all blocks (mlp_of(row), of equal widths) are activated. `types`: that `down` reads.
   template <class MlpOf>
-  void gather_rows(int64_t count, MlpOf&& mlp_of) {
+  void gather_rows(unsigned types, int64_t count, MlpOf&& mlp_of) {
     if (count == 0 || context_.group == nullptr) return;
     const int64_t all = mlp_of(0).down.weight->k;
+    if (!gather_packed(types, count, all)) return;
     context_.gather(made_.data(), made_width_, count, all);
     context_.for_each_token(count, [&](int64_t t, int) {
-      context_.pack_row(act_bit(mlp_of(t).down), made_row(t), all, t, down_acts_);
+      const Linear& down = mlp_of(t).down;
+      if (!packs_row_parts(down.weight->act)) context_.pack_row(act_bit(down), made_row(t), all, t, down_acts_);
     });
   }
   const Acts& down_acts() const { return down_acts_; }
@@ -56,12 +58,15 @@ class FeedForwardBlock {
   void compute_gate_up_fused(const FeedForward& mlp);
   void compute_fused_block(const FeedForward& mlp, const Products::Block& block, int thread,
                            float* scratch);
-  bool packs_row_parts(ActType act) const;  // whether part of a row can be packed
+  // Whether part of a row can be packed.
+  bool packs_row_parts(ActType act) const { return context_.packs_parts(act, kPanel); }
   // act(gate) * up, or act(up) without a gate. `gate` is scaled in place.
   void activate(const FeedForward& mlp, float* gate, const float* up, int64_t count,
                 float* out) const;
   float* row(int64_t t) const { return rows_.data() + t * width_; }
-  // Row t of all outputs of the activation, of which a shard computes a part.
+  // Gathers rows of the types of which parts are packed; whether there are others.
+  bool gather_packed(unsigned types, int64_t count, int64_t k);
+  // Row t of all outputs of the activation, of which a shard computes a part: where only whole rows are packed.
   float* made_row(int64_t t) const { return made_.data() + t * made_width_; }
 
   StepContext& context_;

@@ -35,6 +35,15 @@ void StepContext::begin(const StepInput& input, KvCache& kv) {
   }
 }
 
+void StepContext::gather_packed(Acts& rows, ActType act, int64_t count, Bounds bounds, int64_t k) {
+  // Rows are arrays of groups of at most 512 values, and padding at the end.
+  const int64_t bytes = kernels.act_row_bytes(act, 1024) - kernels.act_row_bytes(act, 512);
+  for (int64_t& bound : bounds) bound = bound * bytes / 512;
+  bounds.back() = kernels.act_row_bytes(act, k);
+  const int type = static_cast<int>(act);
+  group->gather(pool, rows.row(type, 0), rows.stride[type], count, bounds);
+}
+
 void StepContext::apply_norm(const Norm& norm, const float* x, float* out) const {
   if (model.layer_norms) {
     kernels.layer_norm(x, norm.weight, norm.bias, model.norm_eps, model.hidden, out);

@@ -79,6 +79,13 @@ class StepContext {
   void gather(float* rows, int64_t stride, int64_t count, int64_t n) {
     if (group != nullptr) group->gather(pool, rows, stride, count, model.shard.bounds(n));
   }
+  // Whether parts of these rows of activations can be packed, parts that begin at multiples of `width`.
+  bool packs_parts(ActType act, int64_t width) const {
+    const int64_t part = kernels.act_part(act);
+    return part > 0 && width % part == 0;
+  }
+  // Rows of packed activations of k values of which this process packed its part (bounds in values).
+  void gather_packed(Acts& rows, ActType act, int64_t count, Bounds bounds, int64_t k);
   // A norm of the model's kind, over `hidden` values.
   void apply_norm(const Norm& norm, const float* x, float* out) const;
   // The norm as the token's adapter has it.

@@ -28,9 +28,12 @@ constexpr auto kNap = std::chrono::milliseconds(10);
 // samples between two steps.
 constexpr auto kPatience = std::chrono::seconds(60);
 
-constexpr int64_t kSlotFloats = int64_t{2} << 20;  // 8 MiB
-// Copies of fewer values than this stay on the calling thread.
-constexpr int64_t kInlineFloats = int64_t{16} << 10;
+// A row fits in a slot. Of many rows so much is exchanged at a time that it stays in the caches between
+// the rank that writes it and those that read it.
+constexpr int64_t kSlotBytes = int64_t{8} << 20, kChunkBytes = int64_t{1} << 20;
+// Copies of fewer bytes than this stay on the calling thread.
+constexpr int64_t kInlineBytes = int64_t{64} << 10;
+constexpr int64_t kFloat = sizeof(float);
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -40,14 +43,20 @@ inline void relax() {
 #endif
 }
 
-void copy_rows(ThreadPool& pool, int64_t count, int64_t width, const float* from, int64_t from_stride,
-               float* to, int64_t to_stride) {
+void copy_rows(ThreadPool& pool, int64_t count, int64_t width, const uint8_t* from, int64_t from_stride,
+               uint8_t* to, int64_t to_stride) {
   if (width == 0) return;
-  pool.run(count, std::max<int64_t>(1, kInlineFloats / width), [&](int64_t begin, int64_t end, int) {
+  pool.run(count, std::max<int64_t>(1, kInlineBytes / width), [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
-      std::memcpy(to + i * to_stride, from + i * from_stride, static_cast<size_t>(width) * sizeof(float));
+      std::memcpy(to + i * to_stride, from + i * from_stride, static_cast<size_t>(width));
     }
   });
+}
+
+// Rows of so many bytes that are exchanged at a time; Error (Internal) if one does not fit.
+int64_t rows_at_once(int64_t bytes) {
+  if (bytes > kSlotBytes) throw internal_error("rows too wide to be exchanged");
+  return std::max<int64_t>(1, kChunkBytes / bytes);
 }
 
 }  // namespace
@@ -60,7 +69,7 @@ struct Group::Shared {
   alignas(64) std::atomic<uint32_t> bell;  // rung (changed) for ranks that sleep
   std::atomic<uint32_t> sleepers;
   Rank ranks[kMostRanks];
-  alignas(64) float slots[2][kSlotFloats];
+  alignas(64) uint8_t slots[2][kSlotBytes];
 };
 
 int64_t Group::shared_bytes() { return static_cast<int64_t>(sizeof(Shared)); }
@@ -144,17 +153,22 @@ void Group::sleep_until_here() {
   shared_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-float* Group::slot() const { return shared_->slots[turn_ % 2]; }
+uint8_t* Group::slot() const { return shared_->slots[turn_ % 2]; }
 
-void Group::gather(ThreadPool& pool, float* rows, int64_t stride, int64_t count, const Bounds& bounds,
+void Group::gather(ThreadPool& pool, float* rows, int64_t stride, int64_t count, Bounds bounds,
+                   bool leader_only) {
+  for (int64_t& bound : bounds) bound *= kFloat;
+  gather(pool, reinterpret_cast<uint8_t*>(rows), stride * kFloat, count, bounds, leader_only);
+}
+
+void Group::gather(ThreadPool& pool, uint8_t* rows, int64_t stride, int64_t count, const Bounds& bounds,
                    bool leader_only) {
   const auto first = [&](int r) { return bounds[static_cast<size_t>(r)]; };
   const auto width = [&](int r) { return first(r + 1) - first(r); };
-  if (first(ranks_) > kSlotFloats) throw internal_error("rows too wide to be exchanged");
-  const int64_t most = kSlotFloats / first(ranks_);
+  const int64_t most = rows_at_once(first(ranks_));
   for (int64_t row = 0; row < count; row += most) {
     const int64_t part = std::min(most, count - row);
-    float *const shared = slot(), *const here = rows + row * stride;
+    uint8_t *const shared = slot(), *const here = rows + row * stride;
     if (!leader_only || !leads()) {
       copy_rows(pool, part, width(rank_), here + first(rank_), stride, shared + first(rank_) * part,
                 width(rank_));
@@ -170,12 +184,11 @@ void Group::gather(ThreadPool& pool, float* rows, int64_t stride, int64_t count,
 void Group::gather_rows(ThreadPool& pool, float* rows, int64_t stride, int64_t width,
                         const std::vector<int>& owner) {
   const auto count = static_cast<int64_t>(owner.size());
-  const size_t bytes = static_cast<size_t>(width) * sizeof(float);
-  if (width > kSlotFloats) throw internal_error("rows too wide to be exchanged");
-  const int64_t most = kSlotFloats / width;
+  const size_t bytes = static_cast<size_t>(width * kFloat);
+  const int64_t most = rows_at_once(width * kFloat);
   for (int64_t row = 0; row < count; row += most) {
     const int64_t end = std::min(count, row + most);
-    float* const shared = slot();
+    float* const shared = reinterpret_cast<float*>(slot());
     for (int64_t i = row; i < end; ++i) {
       if (owner[static_cast<size_t>(i)] != rank_) continue;
       std::memcpy(shared + (i - row) * width, rows + i * stride, bytes);
@@ -191,7 +204,7 @@ void Group::gather_rows(ThreadPool& pool, float* rows, int64_t stride, int64_t w
 void Group::broadcast(ThreadPool& pool, std::vector<int32_t>& values) {
   auto* const shared = reinterpret_cast<int32_t*>(slot());
   if (leads()) {
-    if (static_cast<int64_t>(values.size()) >= kSlotFloats) {
+    if (static_cast<int64_t>(values.size()) >= kSlotBytes / kFloat) {
       throw internal_error("too many values to be exchanged");
     }
     shared[0] = static_cast<int32_t>(values.size());

@@ -13,7 +13,7 @@
 
 namespace tidemill {
 
-// First columns of the ranks' parts, and the end of the last: ranks + 1 values.
+// Where the ranks' parts of a row begin, and the end of the last: ranks + 1 values.
 using Bounds = std::vector<int64_t>;
 
 class Group {
@@ -34,9 +34,12 @@ class Group {
   // Rank 0 alone prepares steps, samples, and returns results.
   bool leads() const { return rank_ == 0; }
 
-  // Of rows [count, stride] this rank has columns [bounds[rank], bounds[rank + 1]); afterwards it has all
-  // of them (`leader_only`: only rank 0 has).
-  void gather(ThreadPool& pool, float* rows, int64_t stride, int64_t count, const Bounds& bounds,
+  // Of rows [count, stride] of bytes this rank has those of its part; afterwards it has all
+  // (`leader_only`: only rank 0 has).
+  void gather(ThreadPool& pool, uint8_t* rows, int64_t stride, int64_t count, const Bounds& bounds,
+              bool leader_only = false);
+  // The same of floats.
+  void gather(ThreadPool& pool, float* rows, int64_t stride, int64_t count, Bounds bounds,
               bool leader_only = false);
   // Of rows [count, stride] this rank has those it owns, `width` values each; afterwards it has all.
   void gather_rows(ThreadPool& pool, float* rows, int64_t stride, int64_t width,
@@ -56,7 +59,7 @@ class Group {
   void sleep_until_here();
   // The slot of the next exchange. Two take turns: a rank that writes to one has met the others after
   // they read it.
-  float* slot() const;
+  uint8_t* slot() const;
   [[noreturn]] void throw_failed() const;
 
   int rank_, ranks_;

@@ -108,6 +108,11 @@ def log_format() -> str:
     return "json" if any(isinstance(h.formatter, _Json) for h in handlers) else "text"
 
 
+def log_level() -> str:
+    """The lowest level that this process's log prints, for the processes that it starts."""
+    return logging.getLevelName(logging.getLogger(ROOT).getEffectiveLevel()).lower()
+
+
 def log_line(text: str) -> str:
     """A warning of this process's log as it is printed; plain text before `set_up_logging`."""
     record = logging.LogRecord(f"{ROOT}.base.log", logging.WARNING, "", 0, text, None, None)

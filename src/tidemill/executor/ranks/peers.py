@@ -14,12 +14,10 @@ from collections.abc import Callable
 import msgspec
 
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.base.log import get_logger
+from tidemill.base.log import log_format, log_level
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import exception_of
 from tidemill.executor.ranks.messages import Command, Reply, Step, decode_reply, receive, send
-
-_log = get_logger(__name__)
 
 _CLOSE_SECONDS = 5.0
 
@@ -59,7 +57,8 @@ class Peers:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tidemill.executor.ranks.process"]
-                + [str(n) for n in (rank, ranks, theirs.fileno(), memory)],
+                + [str(n) for n in (rank, ranks, theirs.fileno(), memory)]
+                + [f"{log_format()}:{log_level()}"],
                 env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # numpy's own threads are not used
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None,

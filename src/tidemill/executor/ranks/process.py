@@ -1,8 +1,8 @@
-"""A rank's process: `python -m tidemill.executor.ranks.process RANK RANKS SOCKET MEMORY`.
+"""A rank's process: `python -m tidemill.executor.ranks.process RANK RANKS SOCKET MEMORY LOG`.
 
 It loads its part of the model and runs the commands of rank 0, whose end of the socket it outlives
-by nothing. SOCKET and MEMORY are inherited descriptors; the configuration is the socket's first
-message.
+by nothing. SOCKET and MEMORY are inherited descriptors, LOG is FORM:LEVEL of its log; the
+configuration is the socket's first message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from tidemill.backends.base import Backend, Shard, StepHandle
 from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError
 from tidemill.base.heap import use_few_arenas
-from tidemill.base.log import get_logger, log_format, set_up_logging
+from tidemill.base.log import get_logger, set_up_logging
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import RequestError
 from tidemill.executor.ranks.cpus import pin_rank, threads_of
@@ -161,11 +161,12 @@ def serve(rank: int, ranks: int, link: socket.socket, memory: int) -> None:
 
 def main() -> int:
     """Run a rank; see the module docstring."""
-    rank, ranks, descriptor, memory = map(int, sys.argv[1:])
+    rank, ranks, descriptor, memory = map(int, sys.argv[1:-1])
     # Ctrl-C reaches the terminal's whole process group; rank 0 decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     use_few_arenas()
-    set_up_logging(f"rank {rank}", "info", log_format())
+    form, level = sys.argv[-1].split(":")
+    set_up_logging(f"rank {rank}", level, form)
     try:
         serve(rank, ranks, socket.socket(fileno=descriptor), memory)
     except OSError:
