@@ -114,10 +114,16 @@ def whole_bytes(spec: DecoderSpec, tensors: dict[str, RawTensor], chosen: Backen
         ("Q8_0", {"dtype": "bfloat16", "kv_dtype": "int8"}),
         ("Q4_0", {"dtype": "bfloat16", "kv_dtype": "int4"}),
         ("F32", {"quantize": "int8", "dtype": "bfloat16"}),
+        ("Q8_0", {"isa": "portable", "dtype": "bfloat16"}),
     ],
 )
 def test_two_and_four_ranks_give_the_bits_of_one(stored: str, changes: dict[str, object]) -> None:
     check_same(SPEC, stored, (2, 4), **changes)
+
+
+def test_formats_that_pack_whole_rows_alone_are_split() -> None:
+    spec = make_spec(hidden=256, heads=8, kv_heads=4, head_dim=32, intermediate=512)
+    check_same(spec, "Q4_K_M", dtype="bfloat16")
 
 
 def _attention(**values: object) -> DecoderSpec:
