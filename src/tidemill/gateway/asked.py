@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tidemill.base.errors import bad_request
-from tidemill.gateway.routing.prefixes import keys_of
+from tidemill.gateway.routing.prefixes import BLOCK_BYTES, keys_of
 from tidemill.gateway.routing.privacy import OPEN, Verdict
 
 BYTES_PER_TOKEN = 4.0
@@ -69,6 +69,14 @@ class Asked:
     def prompt_tokens(self) -> int:
         """As estimated."""
         return max(1, round(len(self.prompt) / BYTES_PER_TOKEN))
+
+    @property
+    def home(self) -> bytes:
+        """What it has in common with requests that should meet it, at every gateway: its session,
+        or its prompt's first block; empty: nothing."""
+        if self.session:
+            return self.session.encode(errors="replace")
+        return self.model.encode() + self.prompt[:BLOCK_BYTES] if self.keys else b""
 
     @property
     def expected(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.gateway.asked import BYTES_PER_TOKEN, Asked
 from tidemill.gateway.config import GatewayConfig
+from tidemill.gateway.routing import homes
 from tidemill.gateway.routing.health import usable
 from tidemill.gateway.routing.load import Reservation
 from tidemill.gateway.routing.policy import choose
@@ -38,12 +39,21 @@ class Route:
         asked: what, under the model that answers.
         reservation: in the target's load.
         cached: tokens of its prompt that are presumably there.
+        presumed: because other gateways may have sent it there; see `homes.Trust`.
     """
 
     target: Target
     asked: Asked
     reservation: Reservation
     cached: int
+    presumed: bool = False
+
+    def used(self, prompt: int, cached: int, answer: int) -> None:
+        """The answer says of how many tokens it was made."""
+        self.target.spend(prompt, answer)
+        if self.presumed and self.asked.prompt:
+            share = len(self.asked.keys) * BLOCK_BYTES / len(self.asked.prompt)
+            self.target.trust.learn(cached, round(share * prompt))
 
     def first(self) -> None:
         """The first part of the answer has come."""
@@ -179,8 +189,20 @@ class Fleet:
         cached = {
             one.name: BLOCK_TOKENS * self._prefixes.matched(one.name, asked.keys) for one in free
         }
+        home = homes.home([one.name for one in free], asked.home)
+        cold = home is not None and not any(cached.values())
+        if home is not None and cold:
+            trust = next(one.trust for one in free if one.name == home)
+            cached[home] = int(trust.share * len(asked.keys)) * BLOCK_TOKENS
         table = [
-            one.facts(asked, now, cached[one.name], session=one.name == session) for one in free
+            one.facts(
+                asked,
+                now,
+                cached[one.name],
+                session=one.name == session,
+                home=cold and one.name == home,
+            )
+            for one in free
         ]
         chosen = choose(table, asked.prompt_tokens, self._random, routing.bounds, routing.policy)
         target = next(one for one in free if one.name == chosen.name)
@@ -192,7 +214,7 @@ class Fleet:
                 self._sessions.popitem(last=False)
         self._prefixes.note(target.name, asked.keys)
         reservation = target.load.reserve(now, asked.prompt_tokens - chosen.cached, asked.expected)
-        return Route(target, asked, reservation, chosen.cached)
+        return Route(target, asked, reservation, chosen.cached, chosen.home)
 
     def is_here(self, target: Target) -> bool:
         """Whether a target is the server itself, which a request has reached already."""
@@ -201,6 +223,15 @@ class Fleet:
     def forget(self, target: Target) -> None:
         """A target is down: what it had cached is gone."""
         self._prefixes.forget(target.name)
+
+    def cached(self, target: Target, tokens: int, engines: Mapping[str, str]) -> None:
+        """A target says how much its prefix caches hold together, and which engines have them: what
+        one that is gone had is forgotten."""
+        if target.config.cache_tokens is None:
+            self._prefixes.resize(target.name, tokens // BLOCK_TOKENS)
+        before, target.engines = target.engines, dict(engines)
+        if any(before.get(name, engine) != engine for name, engine in engines.items()):
+            self.forget(target)
 
     def changed(self) -> None:
         """A target may have become able to take requests."""

@@ -35,6 +35,8 @@ class _Models(msgspec.Struct):
 class _ModelLoad(msgspec.Struct):
     wait: float = 0.0
     slots: int | None = None
+    cache_tokens: int | None = None
+    engine: str = ""
 
 
 class _Load(msgspec.Struct):
@@ -104,11 +106,35 @@ class Probes:
             if not target.config.names:
                 await _list(target)
             if target.config.kind == "tidemill":
-                return await _load(target)
+                return await self._load(target)
         except Full:
             return None  # it answers others
         except (Lost, TimeoutError) as error:
             return str(error) or f"no answer within {SECONDS:g} s"
+        return None
+
+    async def _load(self, target: Target) -> str | None:
+        """Take what a target says of itself; what is wrong with it."""
+        status, body = await _get(target, LOAD)
+        if status != 200:
+            return None
+        try:
+            found = msgspec.json.decode(body, type=_Load)
+        except msgspec.DecodeError:
+            return None
+        target.protocol = found.protocol
+        if not interoperate(found.protocol, PROTOCOL):
+            older = "it" if found.protocol < PROTOCOL else "this gateway"
+            return f"protocol {found.protocol}, this gateway's is {PROTOCOL}: update {older} first"
+        if found.models:
+            # Models of one machine share it: the one that waits longest decides.
+            target.load.announce(monotonic(), max(one.wait for one in found.models.values()))
+            slots = [one.slots for one in found.models.values() if one.slots is not None]
+            target.load.slots = sum(slots) if slots else None
+        sizes = [one.cache_tokens for one in found.models.values()]
+        if sizes and None not in sizes:
+            engines = {name: one.engine for name, one in found.models.items()}
+            self._fleet.cached(target, sum(size or 0 for size in sizes), engines)
         return None
 
 
@@ -129,24 +155,3 @@ async def _list(target: Target) -> None:
         log.warning("target %s does not list its models: name them in the file", target.name)
         return
     target.listed = frozenset(model.id for model in found.data)
-
-
-async def _load(target: Target) -> str | None:
-    """Take what a target says of itself; what is wrong with it."""
-    status, body = await _get(target, LOAD)
-    if status != 200:
-        return None
-    try:
-        found = msgspec.json.decode(body, type=_Load)
-    except msgspec.DecodeError:
-        return None
-    target.protocol = found.protocol
-    if not interoperate(found.protocol, PROTOCOL):
-        older = "it" if found.protocol < PROTOCOL else "this gateway"
-        return f"protocol {found.protocol}, this gateway's is {PROTOCOL}: update {older} first"
-    if found.models:
-        # Models of one machine share it: the one that waits longest decides.
-        target.load.announce(monotonic(), max(one.wait for one in found.models.values()))
-        slots = [one.slots for one in found.models.values() if one.slots is not None]
-        target.load.slots = sum(slots) if slots else None
-    return None

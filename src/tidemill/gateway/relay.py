@@ -169,7 +169,7 @@ class Relayed(Response):
         counted = self._counted
         counted.admitted = True
         counted.read(answer, parts)
-        opened.route.target.spend(counted.prompt_tokens, counted.completion_tokens)
+        opened.route.used(counted.prompt_tokens, counted.cached_tokens, counted.completion_tokens)
 
     # -- targets -------------------------------------------------------------------------------
 

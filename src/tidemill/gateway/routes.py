@@ -230,6 +230,7 @@ class Gateway:
                         "prompt_tokens_per_second": round(one.load.rate, 1),
                         "floor_seconds": round(one.load.floor(now), 4),
                         "within_budget": one.within_budget,
+                        "home_share": round(one.trust.share, 2),
                     }
                     for one in self.fleet.targets
                 ],

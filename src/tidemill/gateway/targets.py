@@ -12,6 +12,7 @@ from tidemill.contract.position import HEADER
 from tidemill.gateway.asked import Asked
 from tidemill.gateway.config import RoutingConfig, TargetConfig
 from tidemill.gateway.routing.health import Health
+from tidemill.gateway.routing.homes import Trust
 from tidemill.gateway.routing.load import Load
 from tidemill.gateway.routing.policy import Facts
 from tidemill.gateway.wire.pool import Pool
@@ -31,6 +32,7 @@ class Target:
 
     Attributes:
         listed: the models that it said it has, where the file names none.
+        engines: model -> what its engine is called; another one when what was cached is gone.
         protocol: see `contract.gateway`; None: it was not asked yet.
     """
 
@@ -45,6 +47,8 @@ class Target:
         self.pool = Pool(self.address, config.max_active, routing.connect_seconds)
         self.listed: Collection[str] = frozenset()
         self.protocol: int | None = None
+        self.engines: dict[str, str] = {}
+        self.trust = Trust()
         self._names = dict(config.names)
         self._spent = 0.0
         self._spent_since = monotonic()
@@ -89,13 +93,13 @@ class Target:
         """So many tokens were used."""
         self._spent += self.cost(prompt, answer)
 
-    def facts(self, asked: Asked, now: float, cached: int, *, session: bool) -> Facts:
+    def facts(self, asked: Asked, now: float, cached: int, *, session: bool, home: bool) -> Facts:
         """It as a request sees it; `cached` in tokens of the prompt."""
         load, prompt = self.load, asked.prompt_tokens
         return Facts(
             *(self.name, load.waiting(now), min(cached, prompt), load.rate, load.floor(now)),
             *(load.active, load.given, self.cost(prompt, asked.expected)),
-            *(self.config.carbon * (prompt + asked.expected) / 1e6, session),
+            *(self.config.carbon * (prompt + asked.expected) / 1e6, session, home),
         )
 
     # -- requests ------------------------------------------------------------------------------

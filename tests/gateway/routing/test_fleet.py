@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from helpers.fleet import RATE, Ask, run
 
 
@@ -29,6 +30,24 @@ def test_shared_system_prompts() -> None:
     # The oracle: every prefix is computed once, by one engine that keeps all of them.
     _, most = run(asks, "predicted", engines=1, cache=10**9)
     assert hits >= most - 0.05 and few < 0.6
+
+
+@pytest.mark.parametrize("gateways", [2, 3])
+def test_several_gateways_agree_on_the_engines_of_prompts(gateways: int) -> None:
+    """Without a word between them."""
+    asks = _asks(3000, 0.7, 40, 2000, [50, 100, 200])
+    _, most = run(asks, "predicted", engines=1, cache=10**9)
+    _, hits = run(asks, "predicted", gateways=gateways)
+    _, without = run(asks, "predicted", gateways=gateways, homes=False)
+    assert hits >= most - 0.05 and without < 0.85
+
+
+def test_prompts_that_come_once_are_spread_all_the_same() -> None:
+    asks = [Ask(ask.at, i, 448, 52) for i, ask in enumerate(_asks(3000, 0.7, 10**9, 1, [499]))]
+    ours, _ = run(asks, "predicted")
+    others, _ = run(asks, "round-robin")
+    for share in (0.5, 0.9, 0.99):
+        assert _at(ours, share) <= 1.05 * _at(others, share)
 
 
 def test_skewed_lengths() -> None:

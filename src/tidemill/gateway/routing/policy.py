@@ -8,6 +8,8 @@ so that no preference fills one target:
 - Scores that differ by less than `Bounds.near` are equal. Of two drawn at random among equals the
   less loaded one is taken, so that an idle fleet does not give everything to its first target, and
   what is cached nowhere goes to the least loaded target rather than to the one that has least.
+
+Of equal ones for a prompt that was sent nowhere, `predicted` takes its home (`homes`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Facts:
         price: of this request there, in whatever unit all targets have.
         carbon: of this request there, likewise.
         session: the request's session was answered there before.
+        home: see `homes`: nobody has been sent its prompt by this gateway, and it goes there while
+            nothing else makes a difference.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Facts:
     price: float = 0.0
     carbon: float = 0.0
     session: bool = False
+    home: bool = False
 
     @property
     def load(self) -> tuple[float, int]:
@@ -141,6 +146,8 @@ def choose(
     best = min(scores)
     most = best + max(abs(best) * near, tolerance)
     equal = [target for found, target in zip(scores, able, strict=True) if found <= most]
+    if policy == DEFAULT:
+        equal = [target for target in equal if target.home] or equal
     if len(equal) > 2:
         equal = random.sample(equal, 2)
     if len(equal) == 2 and equal[0].load == equal[1].load:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from starlette.requests import Request
@@ -20,19 +21,31 @@ async def load(context: ServerContext, request: Request) -> Response:
     gateways and servers say to each other. Of each loaded model:
     `wait`, seconds until a further request would begin to be computed, as admission predicts it;
     `queued_tokens`; `slots`, sequences that are computed at once; `identity`: engines with equal
-    ones answer alike."""
-    models = {model.name: _of(model) for model in context.host.models if model.pipeline is None}
+    ones answer alike; `cache_tokens` that the prefix cache holds; `engine`, another one when what
+    was cached is gone."""
+    loaded = (slot.loaded for slot in context.host.slots)
+    models = {
+        one.served.name: _of(one.served, one.pid)
+        for one in loaded
+        if one is not None and one.served.pipeline is None
+    }
     found = {"server_load": context.shared.choices.total, "models": models}
     return json_response({"protocol": PROTOCOL, **found})
 
 
-def _of(model: ServedModel) -> dict[str, Any]:
+_STARTED = secrets.token_hex(4)
+"""Of this process: ids of engine processes are used again, in containers at once."""
+
+
+def _of(model: ServedModel, pid: int | None) -> dict[str, Any]:
     admission, info = model.admission, model.info
     return {
         "wait": round(admission.predicted_wait, 4),
         "queued_tokens": admission.waiting_tokens,
         "slots": info.max_num_seqs,
         "identity": info.identity,
+        "cache_tokens": info.num_blocks * info.block_size if info.prefix_caching else 0,
+        "engine": f"{_STARTED}-{pid}",
     }
 
 
