@@ -143,3 +143,13 @@ def test_a_models_own_sampling_is_shown(tmp_path: Path) -> None:
     lines = {tuple(map(str.strip, line.split("  # "))) for line in shown.splitlines()}
     assert ("# temperature: 0.6", "the model's generation_config.json") in lines
     assert ("top_k = 3", f"{tmp_path}/t.toml:4:9") in lines
+
+
+def test_a_gateway_s_file_is_checked_as_one(tmp_path: Path) -> None:
+    text = '[[targets]]\nname = "a"\nurl = "http://a:1"\n'
+    valid = _config("check", tmp_path, text)
+    assert valid.exit_code == 0 and valid.stdout.endswith("gateway; targets: a\n")
+    wrong = _config("check", tmp_path, text.replace("url", "ulr"))
+    assert wrong.exit_code == 2 and "did you mean url?" in wrong.stderr
+    as_json = json.loads(_config("check", tmp_path, "targets = 1", "--json").stdout)
+    assert as_json["valid"] is False and "targets: expected" in as_json["problems"][0]["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,10 @@ def test_where_targets_are(url: str, kind: str, where: str) -> None:
         ({"targets": [{**ONE, "kind": "llama"}]}, "kind"),
         ({"targets": [{**ONE, "kind": "anthropic"}]}, "models"),
         ({"targets": [{**ONE, "key_env": "NO_SUCH_VARIABLE"}]}, "NO_SUCH_VARIABLE"),
-        ({"targets": [{**ONE, "nam": 1}]}, "nam"),
+        ({"targets": [{**ONE, "nam": 1}]}, "targets[0]: nam is no key here; did you mean name?"),
+        ({"target": [ONE]}, "target is no key here; did you mean targets?"),
+        ({"targets": [ONE], "routing": {"retry": 1}}, "routing: retry is no key here"),
+        ({"targets": [{**ONE, "price": {"in": 1}}]}, "targets[0].price: in is no key here"),
         ({"targets": [ONE], "routing": {"policy": "best"}}, "policy"),
         ({"targets": [ONE], "routing": {"retries": -1}}, "retries"),
         ({"targets": [ONE], "privacy": {"detectors": ["iban"]}}, "iban"),
@@ -65,7 +69,7 @@ def test_where_targets_are(url: str, kind: str, where: str) -> None:
     ],
 )
 def test_mistakes_are_named(table: dict[str, Any], words: str) -> None:
-    with pytest.raises(TidemillError, match=words.replace(".", r"\.")) as caught:
+    with pytest.raises(TidemillError, match=re.escape(words)) as caught:
         checked(table)
     assert caught.value.kind is ErrorKind.CONFIG and "secret" not in caught.value.message
 

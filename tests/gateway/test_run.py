@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from helpers.gateway import ASK, words_of
+from helpers.scripted_target import (
+    Got,
+    ScriptedTarget,
+    Send,
+    begin,
+    chat,
+    chunk,
+    delta,
+    event,
+    running,
+)
 
 from tidemill.cli.main import app_of
 from tidemill.gateway import run
@@ -38,17 +56,62 @@ def test_limits_are_spent_for_as_long_as_the_database_may_be_gone(
     assert outages == [90.0]
 
 
-def test_a_terminal_that_is_closed_cuts_no_answer(tmp_path: Path) -> None:
-    (file := tmp_path / "gateway.toml").write_text('[[targets]]\nname = "a"\nurl = "http://a:1"\n')
+@contextmanager
+def _gateway(file: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A gateway's process, and its URL."""
     command = [sys.executable, "-m", "tidemill", "gateway", "--config", str(file), "--port", "0"]
-    with subprocess.Popen(
-        [*command, "--database", "none"], stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "serving 1 targets" in line:
-                break
-        process.send_signal(signal.SIGHUP)
-        rest = process.stderr.read()
-        assert "stopping; requests in flight have" in rest
-        assert process.wait(20) == 0
+    process = subprocess.Popen([*command, "--database", "none"], stderr=subprocess.PIPE, text=True)
+    try:
+        yield process, _line(process, r"serving .* on (http\S+)")[1]
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def _line(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(pattern, line):
+            return found
+    raise AssertionError(f"it ended without a line of {pattern}")
+
+
+def _row(name: str, target: ScriptedTarget) -> str:
+    return f'[[targets]]\nname = "{name}"\nurl = "{target.url}"\nkind = "vllm"\nmodels = ["m"]\n'
+
+
+def test_other_targets_after_sighup_while_a_stream_goes_on(tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    async def slow(got: Got, send: Send) -> None:
+        await begin(send)
+        await event(send, delta("Hel"))
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+        await event(send, delta("lo", finish="stop"))
+        await event(send, "[DONE]")
+        await chunk(send, b"")
+
+    one, two = ScriptedTarget(slow), ScriptedTarget(chat("two"))
+    file = tmp_path / "gateway.toml"
+    path = "/v1/chat/completions"
+    with running(one, two):
+        file.write_text(_row("a", one))
+        with _gateway(file) as (process, url), httpx.Client(base_url=url, timeout=30) as http:
+            with http.stream("POST", path, json={**ASK, "stream": True}) as response:
+                parts = response.iter_text()
+                text = next(parts)
+                file.write_text(_row("b", two) + "[privacy]\nalways = true\n")
+                process.send_signal(signal.SIGHUP)
+                said = _line(process, r"1 targets; new or changed: (\w+); gone or changed: (\w+)")
+                assert said.groups() == ("b", "a")
+                answer = http.post(path, json=ASK)
+                assert answer.headers["x-tidemill-target"] == "b"
+                assert [t["name"] for t in http.get("/admin/targets").json()["targets"]] == ["b"]
+                file.write_text(_row("a", one).replace("url", "ulr"))
+                process.send_signal(signal.SIGHUP)
+                assert "ulr" in _line(process, r"nothing of .* is applied: (.*)")[1]
+                assert http.post(path, json=ASK).status_code == 200
+                go_on.set()
+                text += "".join(parts)
+            assert words_of(text) == "Hello"

@@ -27,7 +27,8 @@ _JSON = click.Option(["--json", "as_json"], is_flag=True, help="A list of JSON o
 
 
 def check(**flags: Any) -> None:
-    """Check a deployment file as a whole; every problem is a line with its place.
+    """Check a deployment file as a whole; every problem is a line with its place. A file of
+    `tidemill gateway` is checked as well.
 
     Takes the flags of `tidemill serve`, for they count as well.
     """
@@ -35,6 +36,9 @@ def check(**flags: Any) -> None:
     from tidemill.deployment.problems import DeploymentError
 
     file = flags["deployment_file"]
+    if _is_gateways(file):
+        _check_gateways(file, as_json=flags["as_json"])
+        return
     try:
         found = deployment_inputs(click.get_current_context(), file, open_models=True).resolve()
     except DeploymentError as error:
@@ -58,6 +62,40 @@ def check(**flags: Any) -> None:
     click.echo(f"{file} is valid: {', '.join(what)}")
     if found.served_names:
         click.echo(f"names: {', '.join(found.served_names)}")
+
+
+def _is_gateways(file: Path) -> bool:
+    """Whether it is a file of `tidemill gateway`: targets at its top, which a server has in
+    `[upstream]`."""
+    import tomllib
+
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # what is wrong with it is said of a deployment file
+    return "targets" in table
+
+
+def _check_gateways(file: Path, *, as_json: bool) -> None:
+    from tidemill.base.errors import TidemillError
+    from tidemill.gateway.config import read
+
+    try:
+        targets = [target.name for target in read(file).targets]
+    except TidemillError as error:
+        if not as_json:
+            click.echo(error.message, err=True)
+        else:
+            problem = {
+                **{"key": error.param, "message": error.message, "source": "file"},
+                **{"origin": str(file), "line": None, "column": None},
+            }
+            click.echo(json.dumps({"valid": False, "problems": [problem]}, ensure_ascii=False))
+        sys.exit(2)
+    if as_json:
+        click.echo(json.dumps({"valid": True, "problems": [], "targets": targets}))
+    else:
+        click.echo(f"{file} is a valid file of a gateway; targets: {', '.join(targets)}")
 
 
 def _problem(problem: Problem) -> dict[str, Any]:

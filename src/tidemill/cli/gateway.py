@@ -94,6 +94,7 @@ def gateway(
         database_outage=outage,
         home=default_home(),
         recent_requests=recent_requests,
+        file=config,
         otel=otel_options(otel, otel_protocol, otel_sample, False, os.environ),
     )
     code = serve(made, bind(host, port), say=say_line)

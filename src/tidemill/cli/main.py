@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -133,10 +134,11 @@ def main() -> None:
 
 
 def _about(error: TidemillError) -> str:
-    """The field that an error is about, where its message does not begin with it."""
+    """The field that an error is about, where its message does not name it."""
     name = error.param or ""
-    begins = error.message.startswith((name, f"--{name}", f"--{name.replace('_', '-')}"))
-    return f" [{name}]" if name and not begins else ""
+    words = "|".join(map(re.escape, {name, name.replace("_", "-"), name.replace("-", "_")}))
+    named = re.search(rf"(?<!\w)({words})(?!\w)", error.message) is not None
+    return f" [{name}]" if name and not named else ""
 
 
 def _usage_message(error: click.ClickException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 import re
@@ -188,7 +189,11 @@ def read(path: Path) -> GatewayConfig:
     Raises:
         TidemillError: kind CONFIG, naming what is wrong.
     """
-    config = checked(_table(path))
+    table = _table(path)
+    try:
+        config = checked(table, "")
+    except TidemillError as error:
+        raise config_error(error.param or "config", f"{path}: {error.message}") from None
     if config.routing.overflow_seconds is not None:
         raise _wrong("routing.overflow_seconds", "is of [upstream]: a gateway has no models itself")
     return config
@@ -215,7 +220,7 @@ def checked(table: Mapping[str, Any], what: str = "the gateway's file") -> Gatew
     try:
         config = msgspec.convert(table, GatewayConfig)
     except msgspec.ValidationError as error:
-        raise config_error("config", f"{what}: {error}") from None
+        raise config_error("config", _said(str(error), what)) from None
     if not config.targets:
         raise _wrong("targets", "there must be one at least ([[targets]] with name and url)")
     seen = set[str]()
@@ -229,6 +234,32 @@ def checked(table: Mapping[str, Any], what: str = "the gateway's file") -> Gatew
         raise _wrong("routing.policy", f"there is no {config.routing.policy!r}; there are {known}")
     config.privacy.rules()
     return config
+
+
+_PLACES: Mapping[str, type[msgspec.Struct]] = {
+    "": GatewayConfig,
+    "targets": TargetConfig,
+    "targets.price": Price,
+    "routing": RoutingConfig,
+    "privacy": PrivacyConfig,
+}
+"""What stands where in the file; of an array, in each of its tables."""
+
+
+def _said(message: str, what: str) -> str:
+    """What `msgspec` says of a table, with the key as the file has it."""
+    text, _, place = message.partition(" - at `$")
+    place = place.rstrip("`").lstrip(".").replace("[...]", "")
+    if place.startswith("["):  # of a name that the file chooses
+        place = ""
+    about = "".join(f"{part}: " for part in (what, place) if part)
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", text)
+    if unknown is None:
+        return f"{about}{text[:1].lower()}{text[1:]}"
+    fields = _PLACES.get(re.sub(r"\[\d+\]", "", place), GatewayConfig).__struct_fields__
+    close = difflib.get_close_matches(unknown[1], fields, n=1)
+    remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(fields)}"
+    return f"{about}{unknown[1]} is no key here; {remedy}"
 
 
 def _check_target(target: TargetConfig) -> None:

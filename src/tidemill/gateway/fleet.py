@@ -82,6 +82,7 @@ class Fleet:
         self, config: GatewayConfig, random: Random | None = None, here: Here | None = None
     ) -> None:
         self.config = config
+        self.rules = config.privacy.rules()
         self.here = here
         self.targets = [Target(one, config.routing) for one in config.targets]
         if here is not None:
@@ -89,11 +90,43 @@ class Fleet:
         self._random = random or Random()
         self._prefixes = Prefixes()
         for target in self.targets:
-            if target.config.cache_tokens is not None:
-                self._prefixes.resize(target.name, target.config.cache_tokens // BLOCK_TOKENS)
+            self._size(target)
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._changed = asyncio.Event()
         self._requests = self._retries = 0.0
+
+    def _size(self, target: Target) -> None:
+        if target.config.cache_tokens is not None:
+            self._prefixes.resize(target.name, target.config.cache_tokens // BLOCK_TOKENS)
+
+    def reload(self, config: GatewayConfig) -> list[Target]:
+        """Go on with another configuration, that was checked. Targets that are the same in it keep
+        what is known of them; requests that run end where they are.
+
+        Returns:
+            Targets that no further request is given to: they are gone, or others by the same name.
+        """
+        before = {target.name: target for target in self.targets}
+        same_pools = config.routing.connect_seconds == self.config.routing.connect_seconds
+        after = [] if self.here is None else [self.here.target]
+        for one in config.targets:
+            known = before.get(one.name)
+            if known is None or known.config != one or not same_pools:
+                made = Target(one, config.routing)
+                if known is not None:
+                    made.spent_like(known)
+                known = made
+            after.append(known)
+        gone = [target for target in self.targets if target not in after]
+        self.config, self.rules = config, config.privacy.rules()
+        self.targets[:] = after
+        for target in gone:
+            self._prefixes.forget(target.name)
+        for target in after:
+            if target not in before.values():
+                self._size(target)
+        self.changed()
+        return gone
 
     # -- models --------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 
@@ -53,23 +54,27 @@ class Probes:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[Target, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        """Begin, on the running event loop."""
-        self._tasks = [
-            asyncio.ensure_future(self._watch(one))
-            for one in self._fleet.targets
-            if not self._fleet.is_here(one)
-        ]
+        """Begin, on the running event loop; again, once the fleet has other targets."""
+        for one in self._fleet.targets:
+            if one not in self._tasks and not self._fleet.is_here(one):
+                self._tasks[one] = asyncio.ensure_future(self._watch(one))
+
+    async def leave(self, targets: Iterable[Target]) -> None:
+        """Look at these no more; close what is idle of them."""
+        found = {target: self._tasks.pop(target, None) for target in targets}
+        tasks = [task for task in found.values() if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for target in found:
+            target.pool.close()
 
     async def close(self) -> None:
         """End; close what is idle."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for target in self._fleet.targets:
-            target.pool.close()
+        await self.leave([*self._fleet.targets])
 
     async def _watch(self, target: Target) -> None:
         while True:

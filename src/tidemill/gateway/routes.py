@@ -76,7 +76,6 @@ class Gateway:
     def __init__(self, fleet: Fleet, context: ServerContext) -> None:
         self.fleet = fleet
         self.metrics = GatewayMetrics(context.metrics.registry, fleet.targets)
-        self._rules = fleet.config.privacy.rules()
         self._name = f"tidemill-gateway-{token_hex(8)}"  # in Via, of this process alone
 
     async def relay(self, context: ServerContext, request: Request) -> Response:
@@ -93,7 +92,7 @@ class Gateway:
     @property
     def reads_texts(self) -> bool:
         """What requests say is looked at."""
-        return bool(self._rules.detectors)
+        return bool(self.fleet.rules.detectors)
 
     def answer(
         self, request: Request, asked: Asked, body: bytes, arrival: float, own: Own | None = None
@@ -149,8 +148,8 @@ class Gateway:
         marks = request.headers.getlist(self.fleet.config.privacy.header)
         residency = principal.policy.residency
         verdict = judge(
-            msgspec.json.decode(body) if self._rules.detectors else None,
-            self._rules,
+            msgspec.json.decode(body) if self.fleet.rules.detectors else None,
+            self.fleet.rules,
             marked=any(mark.strip().lower() not in ("", "false", "0") for mark in marks),
             residencies=[residency] if residency else (),
         )

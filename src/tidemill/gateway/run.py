@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.base.build import build_id
+from tidemill.base.errors import TidemillError
 from tidemill.base.heap import use_few_arenas
 from tidemill.base.log import get_logger
 from tidemill.contract.prices import Prices
 from tidemill.contract.quotas import Defaults
-from tidemill.gateway.config import GatewayConfig
+from tidemill.gateway.config import GatewayConfig, read
 from tidemill.gateway.fleet import Fleet
 from tidemill.gateway.probe import Probes
 from tidemill.gateway.routes import Gateway
@@ -41,7 +42,8 @@ class GatewayOptions:
     """Settings of `gateway`.
 
     Attributes:
-        config: its file.
+        config: what its file says.
+        file: that is read again at SIGHUP; None: there is none.
         limits: bounds of the API.
         security: keys, certificates, origins.
         drain_timeout: seconds for requests in flight after a signal.
@@ -65,11 +67,11 @@ class GatewayOptions:
     quotas: Defaults = field(default_factory=Defaults)
     otel: OtelOptions | None = None
     recent_requests: int = 512
+    file: Path | None = None
 
 
 def serve(options: GatewayOptions, listener: socket.socket, *, say: Say = lambda line: None) -> int:
-    """Serve until SIGTERM or SIGINT. SIGHUP reads keys and certificates again, or where there are
-    none ends it in the same way.
+    """Serve until SIGTERM or SIGINT. SIGHUP reads the file, keys and certificates again.
 
     Args:
         options: what to run.
@@ -100,18 +102,14 @@ async def _run(options: GatewayOptions, listener: socket.socket, say: Say) -> in
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    # As of `serve`: without keys to read again, SIGHUP is a terminal that was closed.
-    if not options.security.reloadable:
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            loop.add_signal_handler(signal.SIGHUP, stop)
-    else:
-        reloads = set[asyncio.Task[None]]()
+    reloads = set[asyncio.Task[None]]()
 
-        def reload() -> None:
-            task = asyncio.ensure_future(options.security.reload())
-            reloads.add(task)
-            task.add_done_callback(reloads.discard)
+    def reload() -> None:
+        task = asyncio.ensure_future(_reload(options, fleet, probes))
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
 
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, reload)
     serving = asyncio.ensure_future(http.serve(sockets=[listener]))
     url = url_of(listener, tls=options.security.certificates is not None)
@@ -132,6 +130,32 @@ async def _run(options: GatewayOptions, listener: socket.socket, say: Say) -> in
         await probes.close()
         await context.close()
     return 0
+
+
+async def _reload(options: GatewayOptions, fleet: Fleet, probes: Probes) -> None:
+    """Read the file, keys and certificates again. Where the file is not valid, which the log says,
+    the targets stay as they are."""
+    if options.security.reloadable:
+        await options.security.reload()
+    if options.file is None:
+        return
+    try:
+        config = await asyncio.to_thread(read, options.file)
+    except TidemillError as error:
+        log.error("nothing of %s is applied: %s", options.file, error.message)
+        return
+    before = list(fleet.targets)
+    gone = fleet.reload(config)
+    probes.start()
+    added = [target.name for target in fleet.targets if target not in before]
+    log.warning(
+        "%s is applied: %d targets; new or changed: %s; gone or changed: %s",
+        options.file,
+        len(fleet.targets),
+        ", ".join(added) or "none",
+        ", ".join(target.name for target in gone) or "none",
+    )
+    await probes.leave(gone)
 
 
 def make_gateway(

@@ -54,6 +54,10 @@ class Target:
         self._spent_since = monotonic()
         self._head = self._make_head()
 
+    def spent_like(self, before: Target) -> None:
+        """What one of the same name has cost counts for this one's budget."""
+        self._spent, self._spent_since = before._spent, before._spent_since
+
     # -- what it has ---------------------------------------------------------------------------
 
     @property
