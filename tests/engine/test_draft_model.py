@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 from engine.test_speculation import batch, told
+from helpers.backend_driver import options
 from helpers.constrained import Brook
+from helpers.drive import request
+from helpers.random_model import make_spec, make_tensors
+from helpers.real_engine import MAX_LEN, VOCAB, real_engine
 
+from tidemill.backends import native
 from tidemill.loading import bundled_models
 from tidemill.worker.speculate import opening
 from tidemill.worker.speculate.layers import Found
+from tidemill.worker.speculate.model import ModelDrafter
 
 DRAFT = f"draft={bundled_models()['brook'] / 'draft'}"
 MEDUSA = f"medusa={bundled_models()['brook'] / 'medusa'}"
@@ -97,3 +103,24 @@ def test_what_happens_to_the_models_memory_happens_to_drafters(drafter: str) -> 
             assert engine.ask(STORY, max_tokens=60)[0].tokens == want.tokens
             assert engine.stats().drafts_accepted > before + 10
     engine.close()
+
+
+@pytest.mark.parametrize("model", ["recurrent", "state alone"])
+def test_a_draft_model_for_a_model_with_a_state_per_sequence(model: str) -> None:
+    spec = make_spec(vocab=VOCAB, hidden=64, heads=4, kv_heads=2, head_dim=16, layers=1)
+    drafting = native.load(spec, make_tensors(spec), options(max_positions=MAX_LEN))
+    drafting.allocate_cache((200,))
+    drafter = ModelDrafter(drafting, MAX_LEN, 200, VOCAB)
+    batch = [request(f"r{i}", range(6, 20 + i), 40, seed=i, temperature=0.7) for i in range(6)]
+    found = []
+    for how in ({}, {"speculate": "lookup", "drafter": drafter}):
+        engine = real_engine("native", model=model, **how)
+        tokens: dict[str, list[int]] = {}
+        for output in engine.run(batch):
+            assert output.error is None, output.error
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        found.append(tokens)
+        stats = engine.stats
+        engine.close()
+    drafting.close()
+    assert found[0] == found[1] and stats.drafted_tokens > 100
