@@ -50,7 +50,7 @@ def all_of(fetch: Fetch) -> list[bytearray]:
         data = fetch.take()
         if data is None:
             break
-        found.append(data)
+        found.append(bytearray(data))
     return found
 
 

@@ -14,6 +14,7 @@ from tidemill.base.clock import monotonic
 
 LEASE_SECONDS = 10.0
 OUTBOX_BYTES = 256 * 2**20
+SPARE_BUFFERS = 8
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class _Place:
 
     until: float
     wanted: int = 1
+    shared: bool = False  # several have asked for it
     data: bytearray | None = None
     ended: bool = False
 
@@ -38,6 +40,18 @@ class Outbox:
         self._nbytes = nbytes
         self._places: OrderedDict[bytes, _Place] = OrderedDict()
         self._changed = threading.Condition()
+        self._free: list[bytearray] = []  # their pages are there already
+
+    def buffer(self) -> bytearray:
+        """Memory for a copy."""
+        with self._changed:
+            return self._free.pop() if self._free else bytearray(self._nbytes)
+
+    def free(self, buffer: bytearray) -> None:
+        """A copy that nobody else has was sent."""
+        with self._changed:
+            if len(self._free) < SPARE_BUFFERS:
+                self._free.append(buffer)
 
     @property
     def held_bytes(self) -> int:
@@ -56,6 +70,7 @@ class Outbox:
                     new.append(digest)
                 else:
                     place.wanted += 1
+                    place.shared = True
                     place.until = monotonic() + LEASE_SECONDS
         return new
 
@@ -74,8 +89,9 @@ class Outbox:
                 place.data, place.ended = data, data is None
                 self._changed.notify_all()
 
-    def take(self, digest: bytes, seconds: float) -> bytearray | None:
-        """A copy; None where it does not come in time, or at all."""
+    def take(self, digest: bytes, seconds: float) -> tuple[bytearray | None, bool]:
+        """A copy, and whether nobody else has it (`free`); None where it does not come in time, or
+        at all."""
         until = monotonic() + seconds
         with self._changed:
             while (place := self._places.get(digest)) is not None:
@@ -83,12 +99,12 @@ class Outbox:
                     place.wanted -= 1
                     if place.wanted <= 0:
                         del self._places[digest]
-                    return place.data
+                    return place.data, not place.shared
                 left = until - monotonic()
                 if left <= 0:
                     break
                 self._changed.wait(left)
-            return None
+            return None, False
 
     def drop(self, digests: list[bytes]) -> None:
         """Blocks are not wanted any more by one of those who asked."""

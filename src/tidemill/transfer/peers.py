@@ -37,6 +37,7 @@ UNTRUSTED_SECONDS = 60.0
 WINDOW_BYTES = 64 * 2**20
 """Of blocks that have arrived and are not in the cache yet; a peer's next ones wait."""
 
+SPARE_BUFFERS = 8
 MAX_KNOWN = 2**20
 """Digests that are known of one peer."""
 
@@ -61,6 +62,7 @@ class Fetch:
         self.begun = monotonic()
         self.ended = False  # nothing more will arrive
         self.taken = 0
+        self._lent: bytearray | None = None
         self._peer = peer
         self._moved = self.begun  # when it last got on
         self._arrived: deque[Arrived] = deque()
@@ -79,7 +81,9 @@ class Fetch:
         return bool(self._arrived) or self.ended
 
     def take(self) -> bytearray | None:
-        """The next block's bytes, if they are what the peer says; None: it does not come."""
+        """The next block's bytes, until the next call, if they are what the peer says; None: it
+        does not come."""
+        self.give_back()
         with self._changed:
             found = self._arrived.popleft() if self._arrived else None
             self._moved = monotonic()
@@ -91,10 +95,18 @@ class Fetch:
             self.cancel()
             return None
         self.taken += 1
+        self._lent = found.data
         return found.data
+
+    def give_back(self) -> None:
+        """What `take` returned is not read any more."""
+        if self._lent is not None:
+            self._peer.free(self._lent)
+            self._lent = None
 
     def cancel(self) -> None:
         """Nothing more is wanted."""
+        self.give_back()
         with self._changed:
             self.ended = True
             self._arrived.clear()
@@ -153,6 +165,7 @@ class Peer:
         self._watching: Link | None = None
         self._fetching: Link | None = None
         self._said = ""
+        self._free: list[bytearray] = []  # their pages are there already
         for run in (self._watch, self._fetch):
             threading.Thread(target=run, name="tidemill-kv-peer", daemon=True).start()
 
@@ -167,6 +180,12 @@ class Peer:
             self._fetches.append(fetch)
             self._changed.notify_all()
         return fetch
+
+    def free(self, buffer: bytearray) -> None:
+        """A block's memory is not read any more."""
+        with self._changed:
+            if len(self._free) < SPARE_BUFFERS:
+                self._free.append(buffer)
 
     def distrust(self, why: str) -> None:
         """It sent something damaged."""
@@ -277,7 +296,8 @@ class Peer:
             if len(head) != len(header(self._identity, name, self._nbytes, 0)):
                 raise Damaged("its header has another size")
             checksum = checksum_in(head, self._identity, name, self._nbytes)
-            data = bytearray(self._nbytes)
+            with self._changed:
+                data = self._free.pop() if self._free else bytearray(self._nbytes)
             link.read_into(data)
             if not fetch.put(Arrived(checksum, data), most):
                 raise LinkError("they are not wanted any more")

@@ -138,10 +138,12 @@ class BlockServer:
             self._bring(tuple(name for name in names if name[0] in new))
 
     def _send_block(self, link: Link, name: Name) -> None:
-        data = self.outbox.take(name[0], LEASE_SECONDS)
+        data, own = self.outbox.take(name[0], LEASE_SECONDS)
         if data is None:
             link.send(Block())
             return
         head = header(self._identity, name, self._nbytes, self._checksum(data))
         link.send(Block(head), (data,))
         self.sent += 1
+        if own:
+            self.outbox.free(data)

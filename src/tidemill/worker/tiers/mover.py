@@ -288,7 +288,11 @@ class Mover:
             found = None if self._ram is None else self._ram.find(name)
             if found is None and self._disk is not None and self._disk.load(name, self._buffer):
                 found = self._buffer
-        outbox.put(name[0], None if found is None else bytearray(found.data))
+        copy = None
+        if found is not None:
+            copy = outbox.buffer()
+            np.frombuffer(copy, np.uint8)[:] = found
+        outbox.put(name[0], copy)
 
     def _save(self, save: SaveBlock) -> None:
         if Tier.PEER in save.tiers:
