@@ -29,7 +29,11 @@ def list_(as_json: bool = _JSON, url: str = URL, api_key: str | None = API_KEY) 
 
 def drain(
     engine: str = argument(..., help="The model's name."),
-    to: str = option(..., help="HOST:PORT where another server's engine listens (--kv-listen)."),
+    to: str | None = option(
+        None,
+        help="HOST:PORT where another server's engine listens (--kv-listen). Default: a gateway "
+        "finds another server; other clients' running requests end here, new ones are refused.",
+    ),
     as_json: bool = _JSON,
     url: str = URL,
     api_key: str | None = API_KEY,
@@ -37,7 +41,8 @@ def drain(
     """Move the requests of an engine to another server's engine of the same model: running ones go
     on there with their next token, new ones begin there. Clients notice nothing."""
     client = ServerClient(url, api_key, seconds=MOVE_SECONDS)
-    _show(client.post(f"{_PATH}/drain", {"model": engine, "to": to}), as_json=as_json)
+    body = {"model": engine} | ({} if to is None else {"to": to})
+    _show(client.post(f"{_PATH}/drain", body), as_json=as_json)
 
 
 def restore(
@@ -55,12 +60,15 @@ def _show(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
-        click.echo(f"{found['moved']} running requests moved\n{_line(found)}")
+        if "moved" in found:
+            click.echo(f"{found['moved']} running requests moved")
+        click.echo(_line(found))
 
 
 def _line(one: dict[str, Any]) -> str:
     away = one["away"]
-    where = "" if away is None else f", {away['requests']} of them at {away['at']}"
+    leaving = ", is being drained" if one["leaving"] else ""
+    where = leaving if away is None else f", {away['requests']} of them at {away['at']}"
     return f"{one['model']}: process {one['pid']}, {one['requests']} requests{where}"
 
 

@@ -104,6 +104,48 @@ def test_a_stream_goes_on_elsewhere_from_each_of_its_marks(
         assert _same(before + after) == _same(sent)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+def test_a_stream_of_a_server_that_is_drained_ends_for_another_one(
+    urls: tuple[str, str], path: str
+) -> None:
+    one, two = urls
+    _, whole = _post(two, path, Position())
+    want = b"".join(part for part in _parts(path, whole) if mark_of(part) is None)
+    slow = ScriptedEngine(_script, cached_tokens=0, step_seconds=0.03)
+    with serving(fake_context(slow)) as left:
+        value, body = Position().body(json.dumps(BODIES[path]).encode())
+        headers = {HEADER: value, "content-type": "application/json"}
+        position, sent, held, marks = Position(), b"", b"", []
+        with httpx.stream("POST", left + path, content=body, headers=headers) as answer:
+            for line in answer.iter_lines():
+                held += line.encode() + b"\n"
+                if (mark := mark_of(line.encode())) is None:
+                    continue
+                marks.append(mark)
+                position.add(mark)
+                sent, held = sent + held, b""
+                if len(marks) == 3:
+                    drained = httpx.post(f"{left}/admin/engines/drain", json={})
+                    assert drained.status_code == 200 and drained.json()["leaving"]
+        assert marks[-1].moved
+        refused = httpx.post(left + path, json=BODIES[path])
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        httpx.post(f"{left}/admin/engines/restore", json={})
+        assert httpx.post(left + path, json=BODIES[path]).status_code == 200
+    _, rest = _post(one, path, position)
+    found = sent + held + rest  # the empty line after the last mark
+    parts = [part for part in _parts(path, found) if mark_of(part) is None]
+    assert len(_texts_of(path, want)) > 20
+    assert _texts_of(path, b"".join(parts)) == _texts_of(path, want)
+
+
+def _texts_of(path: str, data: bytes) -> str:
+    """The texts of an answer, by choice: steps of several choices may come together."""
+    if path == "/v1/chat/completions":
+        return str(_texts(data))
+    return "".join(re.findall(r'"(?:content|text)":"((?:[^"\\]|\\.)+)"', data.decode()))
+
+
 def _schema() -> dict[str, Any]:
     members = {"name": {"type": "string"}, "ages": {"type": "array", "items": {"type": "integer"}}}
     schema = {"type": "object", "properties": members, "required": [*members]}

@@ -31,14 +31,16 @@ class DrainBody(EngineBody, kw_only=True):
 
     Attributes:
         to: HOST:PORT where another server's engine of the same model listens (its `kv_listen`).
+            Without it gateways go on elsewhere with their streams, and new requests are refused.
     """
 
-    to: str
+    to: str | None = None
 
 
 async def engines(context: ServerContext, request: Request) -> Response:
     """The engines of the loaded models: `model`, `pid`, `requests` that they compute or wait for,
-    and `away`, where another engine computes them: its address and how many."""
+    `away`, where another engine computes them: its address and how many, and `leaving`, whether it
+    is being drained without another engine."""
     loaded = [(slot, slot.loaded) for slot in context.host.slots if slot.loaded is not None]
     return json_response({"engines": [_described(slot, one) for slot, one in loaded]})
 
@@ -46,9 +48,14 @@ async def engines(context: ServerContext, request: Request) -> Response:
 async def drain(context: ServerContext, request: Request) -> Response:
     """Move the requests of a model's engine to another server's engine, the running ones from
     their next token on, and let new ones go there; the answer comes when that is done. This server
-    goes on to answer its clients. docs/kv-transfer.md describes it."""
+    goes on to answer its clients. Without `to`, a gateway's streams end so that it goes on with
+    them at another server, others' end as they would, and new requests are refused (503). See
+    docs/kv-transfer.md."""
     body = await read_model(DrainBody, request, context.limits)
     slot, loaded = _loaded(context, body.model)
+    if body.to is None:
+        loaded.served.admission.leaving = True
+        return json_response(_described(slot, loaded))
     moved = await loaded.leave(body.to)
     return json_response({**_described(slot, loaded), "moved": moved})
 
@@ -57,6 +64,7 @@ async def restore(context: ServerContext, request: Request) -> Response:
     """Undo `drain`: running requests come back, and new ones stay."""
     body = await read_model(EngineBody, request, context.limits)
     slot, loaded = _loaded(context, body.model)
+    loaded.served.admission.leaving = False
     moved = await loaded.bring_back()
     return json_response({**_described(slot, loaded), "moved": moved})
 
@@ -76,6 +84,7 @@ def _described(slot: Slot, loaded: Loaded) -> dict[str, Any]:
         "model": slot.name,
         "pid": loaded.pid,
         "requests": slot.leases,
+        "leaving": loaded.served.admission.leaving,
         "away": None if away is None else {"at": away[0], "requests": away[1]},
     }
 

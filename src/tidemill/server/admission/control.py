@@ -32,7 +32,7 @@ from tidemill.server.admission.options import AdmissionOptions
 from tidemill.server.admission.prefixes import Held, Prefixes
 from tidemill.server.admission.reservations import Fingerprint, Reservations
 from tidemill.server.admission.shares import Shares
-from tidemill.server.errors import Problem, Rejection
+from tidemill.server.errors import Problem, Rejection, reject
 from tidemill.telemetry.trace import AdmissionView, Trace
 
 QUEUE_SECONDS = 60.0
@@ -122,6 +122,9 @@ class Admission:
         choices: choices in flight over all requests, of all models.
         answers: bytes of buffered answers, of all models.
         clock: monotonic seconds.
+
+    Attributes:
+        leaving: no request is admitted, and streams that another server can go on with end.
     """
 
     def __init__(
@@ -139,6 +142,7 @@ class Admission:
         self._metrics = metrics
         self._choices = choices
         self._answers = answers
+        self.leaving = False
         self._clock = clock
         self._clients: dict[str, _Client] = {}
         self._waiting = 0
@@ -223,9 +227,17 @@ class Admission:
             trace: is told what was decided, and on what grounds.
 
         Raises:
-            Rejection: 429 with a Retry-After in seconds.
+            Rejection: 429 with a Retry-After in seconds; 503 while it is `leaving`.
             TidemillError: kind BAD_REQUEST when the choices exceed the bound even alone.
         """
+        if self.leaving:
+            raise reject(
+                503,
+                "this server's engine is being drained; send the request to another server, or "
+                "here again in some seconds",
+                code="draining",
+                headers={"Retry-After": "5"},
+            )
         if caller.background:
             return UNCOUNTED
         now = self._clock()

@@ -102,11 +102,15 @@ async def write_stream(
                             await stream.write(data)
                             data = b""
                     if positions is not None:
-                        data = positions.behind(data, events=framing.events)
+                        whole = generation.finished
+                        data = positions.behind(data, events=framing.events, whole=whole)
                     if generation.finished:
                         await stream.write(data + form.closing(generation), more=False)
                     elif data:
-                        await stream.write(data)
+                        moved = positions is not None and positions.moved
+                        await stream.write(data, more=not moved)
+                        if moved:
+                            return
     except Exception as error:
         if not stream.started:
             raise

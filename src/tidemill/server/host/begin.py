@@ -64,6 +64,8 @@ async def begin_generation(
     prepared = await prepare(model, asked, LOOP)
     if positions is not None and not (streamed and positions.begin(model.info, prepared)):
         positions = None
+    if positions is not None:
+        positions.leaving = lambda: model.admission.leaving
     return EngineGeneration(
         model,
         request_id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -36,7 +36,8 @@ class Positions:
     Attributes:
         resumes: the client has the beginning of the answer.
         repeating: what is made next is what the client has already.
-        moved: the next mark says that the answer ends here, and another one goes on with it.
+        moved: the answer ends here, so that another server goes on with it: the last mark says so.
+        leaving: whether answers are to end that way now.
     """
 
     def __init__(self, resumed: Position | None = None) -> None:
@@ -48,6 +49,7 @@ class Positions:
         self._known = set[tuple[int, int]]()  # choices whose cached tokens are known
         self._told: list[Told] = []
         self._begin_told = begun is not None
+        self.leaving: Callable[[], bool] = lambda: False
         self.resumes = self.repeating = begun is not None
         self.moved = False
         decided.set(self._decided)
@@ -128,15 +130,19 @@ class Positions:
         self._told.append(told)
         return output
 
-    def behind(self, data: bytes, *, events: bool) -> bytes:
+    def behind(self, data: bytes, *, events: bool, whole: bool) -> bytes:
         """The parts made of a step's outputs, as they are to be sent: those that the client has are
         not, and a mark follows the others.
 
         Args:
             data: the parts.
             events: they are those of a stream of events; else lines.
+            whole: the answer ends with them.
         """
-        return b"" if self.repeating else data + self._mark(events=events)
+        if self.repeating:
+            return b""
+        self.moved = not whole and self.leaving()
+        return data + self._mark(events=events)
 
     def _mark(self, *, events: bool) -> bytes:
         begun = None if self._begin_told else self._begun
