@@ -105,6 +105,8 @@ def test_a_users_own_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (("--name", "a/b"), "--name"),
         (("--", "brook", "--port", "1"), "--listen says it"),
         (("--", "--host=::"), "--listen says it"),
+        (("--", "brook", "--thraeds", "4"), "--threads"),
+        (("--", "brook", "--threads", "four"), "'four'"),
     ],
 )
 def test_what_cannot_be(words: tuple[str, ...], says: str) -> None:

@@ -207,6 +207,11 @@ def measure(
     report = with_progress(partial(run_bench, options))
     print_report(report)
     write_report(report, json_file, csv_file, html_file)
+    fail_without_answers(report)
+
+
+def fail_without_answers(report: BenchReport) -> None:
+    """End with 1 where there is a point of which no request was answered."""
     if any(point.completed == 0 for point in report.points):
         sys.exit(1)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidemill.base.errors import config_error
-from tidemill.cli.declared import argument, option
+from tidemill.cli.declared import argument, command, option
 from tidemill.cli.outputs import writing
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def _service(
     name: str, arguments: tuple[str, ...], listen: str, *, user: bool, gpu: bool
 ) -> Service:
     """What the units say. Raises CONFIG."""
+    from tidemill.cli.serve import serve
     from tidemill.cli.service_units import Service
 
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
@@ -86,6 +87,11 @@ def _service(
     for word in arguments:
         if word.partition("=")[0] in _OF_THE_SOCKET:
             raise config_error("listen", f"{word}: the socket has the address; --listen says it")
+    try:
+        command("serve", serve).make_context("serve", [*arguments])
+    except click.UsageError as error:
+        message = error.format_message()
+        raise config_error("arguments", f"`tidemill serve` does not take this: {message}") from None
     program = _program()
     environment = _config_home() / "tidemill/environment" if user else "/etc/tidemill/environment"
     return Service(
@@ -130,8 +136,8 @@ def _start(service: Service, *, now: bool, packaged: bool) -> None:
         _systemctl(service.user, "enable", "--now", *both)
         click.echo(f"{service.name} is running, on {service.listen}")
         return
-    command = "systemctl --user" if service.user else "systemctl"
-    click.echo(f"start it: {command} daemon-reload && {command} enable --now {' '.join(both)}")
+    systemctl = "systemctl --user" if service.user else "systemctl"
+    click.echo(f"start it: {systemctl} daemon-reload && {systemctl} enable --now {' '.join(both)}")
     follow = "journalctl --user" if service.user else "journalctl"
     click.echo(f"its log: {follow} -u {service.name} -f")
 

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.base.errors import config_error
-from tidemill.cli.bench import load_of, print_report, with_progress, write_report
+from tidemill.cli.bench import (
+    fail_without_answers,
+    load_of,
+    print_report,
+    with_progress,
+    write_report,
+)
 from tidemill.cli.declared import argument, command, option
 from tidemill.cli.outputs import check_writable
 
@@ -76,6 +82,7 @@ def simulate_load(
     report = with_progress(lambda progress: run(load, known, fleet, progress))
     print_report(report)
     write_report(report, json_file, csv_file, html_file)
+    fail_without_answers(report)
 
 
 def _folder() -> Path:

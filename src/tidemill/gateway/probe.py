@@ -156,6 +156,9 @@ async def _list(target: Target) -> None:
         found = msgspec.json.decode(body, type=_Models) if status == 200 else None
     except msgspec.DecodeError:
         found = None
+    if status in (401, 403):
+        log.warning("target %s: %d: check its key (key_env)", target.name, status)
+        return
     if found is None:
         log.warning("target %s does not list its models: name them in the file", target.name)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,18 @@ PAUSE_SECONDS = 0.2
 """Between two transactions of it."""
 
 
+def _warn_unwritable(folder: Path) -> None:
+    """Say now, and not with the first request, that nothing could be recorded. It is made with the
+    first record."""
+    there = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        log.error(
+            "requests will be answered and not counted: %s cannot be written; give TIDEMILL_HOME "
+            "another folder, or --database none",
+            there,
+        )
+
+
 def keep_records(context: ServerContext, home: Path, prices: Prices) -> Recorder:
     """Record the requests of a server from now on.
 
@@ -39,7 +52,9 @@ def keep_records(context: ServerContext, home: Path, prices: Prices) -> Recorder
     """
     storage = context.storage
     assert storage is not None
-    recorder = Recorder(spool_folder(home, storage.location), storage.opened)
+    spool = spool_folder(home, storage.location)
+    _warn_unwritable(spool)
+    recorder = Recorder(spool, storage.opened)
     recorder.gauges = UsageMetrics(context.metrics.registry, lambda: recorder.behind)
 
     async def begin(database: Database) -> None:
