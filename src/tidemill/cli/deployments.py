@@ -206,7 +206,7 @@ def check_upstream(deployment: Deployment) -> Found:
     from tidemill.gateway.config import checked
 
     try:
-        checked(deployment.upstream, "upstream")
+        checked(deployment.upstream, "")
     except TidemillError as error:
         key = (error.param or "").partition(".")[0].partition("[")[0]
         yield "upstream", key if key in deployment.upstream else "", error.message

@@ -90,15 +90,22 @@ def test_a_tier_that_cannot_be_is_refused(tmp_path: Path) -> None:
         ({"kv_disk": "/proc/kv"}, "cannot be written"),
         ({"kv_disk": "{folder}/kv:1KiB"}, "hold no block of"),
         ({"kv_ram": 1024}, "less than one block"),
+        ({"kv_listen": "127.0.0.1:0"}, "TIDEMILL_KV_KEY"),
+        ({"kv_listen": "127.0.0.1:99999", "key": "k" * 32}, "nothing can listen"),
+        ({"kv_peers": "127.0.0.1:99999", "key": "k" * 32}, "must be HOST:PORT"),
     ],
 )
 def test_what_cannot_be_used_is_found_before_the_weights_are_read(
-    tmp_path: Path, setting: dict[str, Any], words: str
+    tmp_path: Path, setting: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("TIDEMILL_KV_KEY", raising=False)
+    if key := setting.get("key"):
+        monkeypatch.setenv("TIDEMILL_KV_KEY", key)
     (file := tmp_path / "file").write_text("")
     given = {
         name: value.format(file=file, folder=tmp_path) if isinstance(value, str) else value
         for name, value in setting.items()
+        if name != "key"
     }
     lines: list[str] = []
     config = EngineConfig(model=str(bundled_models()["brook"]), served_name="m", threads=1, **given)

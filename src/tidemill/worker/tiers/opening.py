@@ -43,6 +43,10 @@ def check_tiers(config: EngineConfig, spec: DecoderSpec, block_bytes: int) -> No
         )
     if config.kv_ram and config.kv_ram < block_bytes:
         raise config_error("kv_ram", f"kv_ram is less than one block of {block_bytes} bytes")
+    if config.kv_listen or config.kv_peers:
+        from tidemill.worker.tiers.peers import check_peers  # few have any
+
+        check_peers(config)
     if config.kv_disk:
         folder, limit = folder_and_size(config.kv_disk)
         if limit is not None and limit < 2 * block_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from tidemill.backends.base import Backend
 from tidemill.base.errors import TidemillError, config_error
 from tidemill.contract.config import EngineConfig
-from tidemill.transfer.link import KEY_VARIABLE, Link, Role, key_from_environment
+from tidemill.transfer.link import KEY_VARIABLE, Link, Role, host_and_port, key_from_environment
 from tidemill.transfer.listener import Listener
 from tidemill.transfer.peers import Peers
 from tidemill.transfer.serving import BlockServer
@@ -35,17 +36,7 @@ def open_peers(
     Raises:
         TidemillError: CONFIG without a key, or where nothing can listen.
     """
-    asked = "kv_listen" if config.kv_listen else "kv_peers"
-    try:
-        key = key_from_environment()
-    except ValueError as error:
-        raise config_error(asked, f"{asked}: {error}") from None
-    if key is None:
-        raise config_error(
-            asked,
-            f"{asked} needs the key that its engines share in the variable {KEY_VARIABLE}, such as "
-            "what `openssl rand -hex 32` prints",
-        )
+    key = _key(config)
     nbytes = sum(backend.block_bytes())
 
     def checksum(data: bytearray) -> int:
@@ -77,3 +68,39 @@ def open_peers(
 
 def _bad_address(name: str, address: str, error: Exception) -> TidemillError:
     return config_error(name, f"{name}: nothing can listen at {address}: {error}")
+
+
+def check_peers(config: EngineConfig) -> None:
+    """What can be known before the weights are read.
+
+    Raises:
+        TidemillError: CONFIG without a key, and where nothing can listen.
+    """
+    _key(config)
+    for address in (config.kv_peers or "").split(",") if config.kv_peers else ():
+        try:
+            host_and_port(address)
+        except ValueError as error:
+            raise config_error("kv_peers", f"kv_peers {error}") from None
+    if config.kv_listen:
+        try:
+            host, port = host_and_port(config.kv_listen)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            socket.create_server((host, port), family=family).close()
+        except (OSError, ValueError) as error:
+            raise _bad_address("kv_listen", config.kv_listen, error) from None
+
+
+def _key(config: EngineConfig) -> bytes:
+    asked = "kv_listen" if config.kv_listen else "kv_peers"
+    try:
+        key = key_from_environment()
+    except ValueError as error:
+        raise config_error(asked, f"{asked}: {error}") from None
+    if key is None:
+        raise config_error(
+            asked,
+            f"{asked} needs the key that its engines share in the variable {KEY_VARIABLE}, such as "
+            "what `openssl rand -hex 32` prints",
+        )
+    return key
