@@ -20,7 +20,7 @@ void AttentionBlock::add(const DecoderLayer& layer) {
   const AttnShape& a = layer.attention;
   const int64_t q = int64_t{a.heads} * a.head_dim, kv = int64_t{a.kv_heads} * a.head_dim;
   qkv_width_ = std::max(qkv_width_, row_stride(q + 2 * kv));
-  heads_width_ = std::max(heads_width_, row_stride(int64_t{a.heads} * a.v_dim * context_.model.shard.ranks));
+  heads_width_ = std::max(heads_width_, row_stride(int64_t{a.heads} * a.v_dim * (layer.split_heads ? context_.model.shard.ranks : 1)));
   for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.gate, &layer.o}) {
     context_.reads(*linear);
   }
@@ -33,7 +33,7 @@ void AttentionBlock::run(size_t l, const LinearList& following, float* out) {
   const int64_t tokens = context_.tokens, all = context_.step->tokens();
   const AttnShape& a = layer.attention;
   const int64_t q = int64_t{a.heads} * a.head_dim, k = int64_t{a.kv_heads} * a.head_dim;
-  const Shard& shard = context_.model.shard;
+  const Shard shard = layer.split_heads ? context_.model.shard : Shard{};
   const int64_t own = int64_t{a.heads} * a.v_dim, hidden = context_.model.hidden;
   float *const qkv = qkv_.ensure(all * qkv_width_), *const all_heads = heads_.ensure(all * heads_width_);
   float* const heads = all_heads + shard.rank * own;
@@ -60,11 +60,11 @@ void AttentionBlock::run(size_t l, const LinearList& following, float* out) {
   pack_heads(layer, all_heads);
   products.prefetch(following, tokens);
   products.multiply({{&layer.o, out + shard.first(hidden), stream_.stride(), 0, tokens}}, context_.acts);
-  context_.gather(out, stream_.stride(), tokens, hidden);
+  if (layer.split_heads) context_.gather(out, stream_.stride(), tokens, hidden);
 }
 
 void AttentionBlock::pack_heads(const DecoderLayer& layer, float* heads) {
-  if (context_.group == nullptr) return context_.pack_rows(heads, heads_width_, layer.o);
+  if (!layer.split_heads) return context_.pack_rows(heads, heads_width_, layer.o);
   const Shard& shard = context_.model.shard;
   const int64_t own = int64_t{layer.attention.heads} * layer.attention.v_dim, all = own * shard.ranks;
   const ActType act = layer.o.weight->act;

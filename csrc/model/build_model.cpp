@@ -80,7 +80,7 @@ class Builder {
   // Embedding rows from a packed matrix (id >= 0) or from the file.
   Embedding embedding(int id, int type_code, int64_t rows, int64_t width, EmbeddingSource source,
                       const char* name) {
-    if (id >= 0) return {linear({id, -1}, shard_.part(rows), width).weight};
+    if (id >= 0) return {linear({id, -1}, rows, width).weight};
     const auto type = static_cast<WeightType>(type_code);
     const int64_t row = source_row_bytes(type, width);
     if (source.data == nullptr || source.bytes != row * rows) {
@@ -122,7 +122,10 @@ class Builder {
     layer.q = linear(c.q, q, config_.hidden);
     if (c.kv_layer < 0) layer.k = linear(c.k, kv, config_.hidden);
     if (c.v.weight >= 0) layer.v = linear(c.v, kv, config_.hidden);
-    layer.o = linear(c.o, shard_.part(config_.hidden), q * shard_.ranks);
+    // A shard has either its heads and its rows of the output projection, or all of the attention.
+    layer.split_heads = matrix(c.o.weight).n != config_.hidden;
+    layer.o = layer.split_heads ? linear(c.o, shard_.part(config_.hidden), q * shard_.ranks)
+                                : linear(c.o, config_.hidden, q);
     if (c.gate.weight >= 0) layer.gate = linear(c.gate, q, config_.hidden);
     const auto scope = static_cast<NormScope>(c.qk_scope);
     const bool head = scope == NormScope::Head;
@@ -294,7 +297,8 @@ DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
       throw internal_error("layer " + std::to_string(l) + " reads K and V that are not there");
     }
   }
-  m.embedding = builder.embedding(config.embedding, config.embedding_type, m.vocab, m.hidden,
+  const int64_t rows = config.embedding >= 0 ? m.shard.part(m.vocab) : m.vocab;
+  m.embedding = builder.embedding(config.embedding, config.embedding_type, rows, m.hidden,
                                   embedding, "embed.weight");
   m.inputs = builder.layer_inputs(config.inputs, static_cast<int64_t>(m.layers.size()), inputs);
   if (config.positions >= 0) {

@@ -77,6 +77,7 @@ struct DecoderLayer {
   // null if V equals K before its norm and RoPE.
   Linear q, k, v, o;
   Linear gate;  // sigmoid gate of the heads' outputs, or none
+  bool split_heads = false;  // the processes of a group each compute their heads of it; else all compute all
   std::unique_ptr<Latent> latent;
   QkNorm qk_norm;
   Norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm;

@@ -14,14 +14,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.backend_driver import BackendDriver, options
-from helpers.random_model import make_spec, make_tensors, with_recurrence, with_windows
+from helpers.random_model import (
+    make_spec,
+    make_tensors,
+    mixers_beside,
+    with_recurrence,
+    with_shared_kv,
+    with_windows,
+)
 
 from tidemill.backends import native
 from tidemill.backends.base import Backend, BackendOptions, Shard, StepInputs
 from tidemill.backends.native import _core
 from tidemill.backends.native.backend import NativeBackend
 from tidemill.base.errors import ErrorKind, TidemillError
-from tidemill.models.layers import Mlp, Moe
+from tidemill.models.layers import Latent, Mlp, Moe, Rope
 from tidemill.models.spec import Attention, DecoderSpec, QkNorm
 from tidemill.models.tensors import RawTensor
 
@@ -82,8 +89,13 @@ def computed(backend: Backend | Ranks) -> tuple[np.ndarray, list[list[int]]]:
 
 
 def check_same(
-    spec: DecoderSpec, stored: str, ranks: Sequence[int] = (2,), **changes: object
+    spec: DecoderSpec,
+    stored: str,
+    ranks: Sequence[int] = (2,),
+    most: float = 0.75,
+    **changes: object,
 ) -> None:
+    """Ranks have the bits of one process, and each holds at most such a share of its weights."""
     tensors = make_tensors(spec, stored)
     chosen = options(**changes)
     whole = native.load(spec, tensors, chosen)
@@ -95,7 +107,7 @@ def check_same(
             held = [backend.memory().weight_bytes for backend in backends]
         assert logits.tobytes() == expected.tobytes(), count
         assert found == tokens
-        assert max(held) < 0.75 * whole_bytes(spec, tensors, chosen)
+        assert max(held) < most * whole_bytes(spec, tensors, chosen)
 
 
 def whole_bytes(spec: DecoderSpec, tensors: dict[str, RawTensor], chosen: BackendOptions) -> int:
@@ -153,12 +165,34 @@ FEATURES: dict[str, Callable[[], DecoderSpec]] = {
         SPEC, layers=tuple(replace(layer, parallel=True) for layer in SPEC.layers)
     ),
     "experts": _mixture,
+    "recurrent": lambda: with_recurrence(SPEC),
+    "mixers beside": lambda: mixers_beside(SPEC),
+    "shared keys, inputs of layers": lambda: with_shared_kv(SPEC),
+}
+# Attention of which every rank computes all.
+WHOLE: dict[str, Callable[[], DecoderSpec]] = {
+    "norms of all heads": lambda: _attention(qk_norm=QkNorm(scope="full")),
+    "one KV head": lambda: _attention(kv_heads=1),
+    "latent": lambda: _attention(
+        kv_heads=1,
+        head_dim=96,
+        rope=Rope(10000.0, 32),
+        latent=Latent(rank=64, rope=32, nope=32, value=64, q_rank=64),
+    ),
 }
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_is_split_with_its_heads_and_rows(feature: str) -> None:
-    check_same(FEATURES[feature](), "F32")
+    check_same(FEATURES[feature](), "F32", most=0.95)
+
+
+@pytest.mark.parametrize("feature", WHOLE)
+def test_what_heads_share_is_computed_by_all(feature: str) -> None:
+    spec = WHOLE[feature]()
+    check_same(spec, "F32", most=0.95)
+    ranks = replace(spec, ranks=2)
+    assert ranks.kv_bytes_per_token("int8") == 2 * spec.kv_bytes_per_token("int8")
 
 
 def test_widths_that_are_no_multiple_of_a_panel_are_split() -> None:
@@ -170,10 +204,9 @@ def test_widths_that_are_no_multiple_of_a_panel_are_split() -> None:
 @pytest.mark.parametrize(
     ("spec", "ranks", "why"),
     [
-        (SPEC, 3, "4 KV heads are no multiple of 3"),
-        (with_recurrence(SPEC), 2, "recurrent layers"),
+        (SPEC, 5, "too small for 5 processes"),
+        (replace(SPEC, generates=False), 2, "generates no text"),
         (make_spec(hidden=16, heads=2, kv_heads=2, head_dim=8, intermediate=96), 2, "too small"),
-        (_attention(qk_norm=QkNorm(scope="full")), 2, "queries of all heads together"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_its_reason(

@@ -133,8 +133,8 @@ def test_what_does_not_go_together_is_refused(
 
 
 def test_a_model_that_cannot_be_split_is_refused_at_start() -> None:
-    with pytest.raises(TidemillError, match="KV heads are no multiple of 3") as error:
-        LLM(BROOK, tensor_parallel=3, kv_memory=2**20)
+    with pytest.raises(TidemillError, match="too small for 17 processes") as error:
+        LLM(BROOK, tensor_parallel=17, kv_memory=2**20)
     assert error.value.param == "tensor_parallel"
     assert not _rank_processes(os.getpid())
 

@@ -80,6 +80,8 @@ class DecoderSpec:
         last_norm: a norm follows the last layer.
         layer_inputs: see `LayerInputs`; None for none.
         foreign: for a model that no family supports, which has no layers here: see `Foreign`.
+        ranks: processes that compute it together (docs/parallel.md). What they do not divide, each
+            of them has: the sizes here are of all together.
     """
 
     family: str
@@ -104,6 +106,7 @@ class DecoderSpec:
     last_norm: bool = True
     layer_inputs: LayerInputs | None = None
     foreign: Foreign | None = None
+    ranks: int = 1
 
     def attentions(self) -> dict[int, Attention]:
         """Layer -> its attention, for layers that have one."""
@@ -134,7 +137,16 @@ class DecoderSpec:
         """
         if self.foreign is not None:
             return max(1, -(-self.foreign.fixed_bytes // 2))
-        return sum(4 * mixer.state_values for mixer in self.recurrences().values())
+        return self.ranks * sum(4 * mixer.state_values for mixer in self.recurrences().values())
+
+    def splits_heads(self, layer: int) -> bool:
+        """Whether the ranks divide a layer's attention by KV heads; else each computes it all."""
+        mixer = self.layers[layer].attention
+        if mixer is None or mixer.latent is not None or mixer.kv_heads % self.ranks:
+            return False
+        if mixer.qk_norm is not None and mixer.qk_norm.scope == "full":
+            return False  # a norm over all heads together
+        return mixer.kv_layer is None or self.splits_heads(mixer.kv_layer)
 
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """The cache groups of the model, in the order of block tables.
@@ -168,6 +180,7 @@ class DecoderSpec:
             return max(1, self.foreign.token_bytes)
         total = sum(
             mixer.kv_heads
+            * (1 if self.ranks == 1 or self.splits_heads(layer) else self.ranks)
             * (
                 vector_bytes(kv_dtype, mixer.head_dim, key=True)
                 + vector_bytes(kv_dtype, mixer.v_dim, key=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -66,6 +66,8 @@ def open_files(config: EngineConfig) -> Opened:
 
 def of_files(config: EngineConfig, files: ModelFiles) -> Opened:
     """As `open_files`, with a valid configuration and its model's files."""
+    if config.tensor_parallel > 1:
+        files = replace(files, spec=replace(files.spec, ranks=config.tensor_parallel))
     name = config.backend
     if name == "auto":
         name = "native" if files.spec.foreign is None else "transformers"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +120,7 @@ class NativeBackend:
         if (shard := options.shard) is not None:
             from tidemill.backends.native.shards import PartOfTensors, check_splits, part_of_spec
 
+            spec = self.spec = replace(spec, ranks=shard.ranks)
             check_splits(spec, shard.ranks)
             self._core.join(shard.descriptor, shard.rank, shard.ranks)
             in_file = read_in_file(names.EMBED, tensors[names.EMBED], spec, options.quantize)

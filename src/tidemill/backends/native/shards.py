@@ -2,13 +2,14 @@
 
 A group's processes hold the rows of a model's matrices between them (csrc/model/shard.h says which,
 and why the parts are the whole bit for bit): projections to queries, keys and values by KV heads,
-other matrices by panels of rows. What no rule names is held by all.
+matrices of feed-forward blocks and of the output by panels of rows. What is not named here is held
+by all, and so is attention whose heads cannot be divided (`DecoderSpec.splits_heads`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -33,44 +34,30 @@ def _panels(count: int, shard: Shard) -> Rows:
     return bounds[shard.rank], bounds[shard.rank + 1]
 
 
-_LINEAR = r"\.(weight|bias)"
-_RULES: tuple[tuple[re.Pattern[str], Callable[[int, Shard], Rows]], ...] = (
-    (re.compile(r"layers\.\d+\.attn\.(q|k|v|gate)" + _LINEAR), _equal),
-    (re.compile(r"layers\.\d+\.attn\.sinks"), _equal),
-    (re.compile(r"layers\.\d+\.attn\.o" + _LINEAR), _panels),
-    (re.compile(r"layers\.\d+\.mlp\.((experts\.\d+|shared)\.)?(gate|up|down)" + _LINEAR), _panels),
-    (re.compile(r"lm_head" + _LINEAR), _panels),
+_ATTENTION = r"layers\.(\d+)\.attn\."
+_BY_HEADS = re.compile(_ATTENTION + r"((q|k|v|gate)\.(weight|bias)|sinks)")
+_HEAD_NORMS = re.compile(_ATTENTION + r"(q|k)_norm\.(weight|bias)")
+_HEADS_OUT = re.compile(_ATTENTION + r"o\.(weight|bias)")
+_BY_PANELS = re.compile(
+    r"(layers\.\d+\.mlp\.((experts\.\d+|shared)\.)?(gate|up|down)|lm_head)\.(weight|bias)"
 )
-_HEAD_NORMS = re.compile(r"layers\.(\d+)\.attn\.[qk]_norm" + _LINEAR)
 
 
 def check_splits(spec: DecoderSpec, ranks: int) -> None:
     """Raise UNSUPPORTED, naming the reason, for a model that cannot be computed by so many
     processes."""
     least = _core.PANEL_ROWS * ranks
-    if spec.layer_inputs is not None:
-        raise _refused("it has inputs of every layer (per-layer embeddings)")
     if not spec.generates or not spec.layers:
         raise _refused("it generates no text")
     if min(spec.hidden_size, spec.vocab_size) < least:
         raise _refused(f"it is too small for {ranks} processes")
-    for layer in spec.layers:
-        _check_layer(layer, ranks, least)
-
-
-def _check_layer(layer: Layer, ranks: int, least: int) -> None:
-    if layer.recurrent is not None:
-        raise _refused("it has recurrent layers")
-    if (mixer := layer.attention) is not None:
-        if mixer.latent is not None:
-            raise _refused("its attention is latent, so all heads share their keys and values")
-        if mixer.kv_heads % ranks:
-            raise _refused(f"its {mixer.kv_heads} KV heads are no multiple of {ranks}")
-        if mixer.qk_norm is not None and mixer.qk_norm.scope == "full":
-            raise _refused("it norms the queries of all heads together")
-    for mlp in _feed_forwards(layer):
-        if mlp.intermediate < least:
-            raise _refused(f"its feed-forward blocks are too narrow for {ranks} processes")
+    for i, layer in enumerate(spec.layers):
+        source = None if layer.attention is None else layer.attention.kv_layer
+        if source is not None and spec.splits_heads(i) != spec.splits_heads(source):
+            raise _refused(f"layer {i} reads the keys of a layer that is divided otherwise")
+        for mlp in _feed_forwards(layer):
+            if mlp.intermediate < least:
+                raise _refused(f"its feed-forward blocks are too narrow for {ranks} processes")
 
 
 def _feed_forwards(layer: Layer) -> list[Mlp]:
@@ -96,8 +83,10 @@ def part_of_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
         return replace(mixer, heads=heads, kv_heads=kv_heads, slopes=mixer.slopes[begin:end])
 
     layers = tuple(
-        replace(layer, mixer=part(layer.mixer)) if isinstance(layer.mixer, Attention) else layer
-        for layer in spec.layers
+        replace(layer, mixer=part(layer.mixer))
+        if isinstance(layer.mixer, Attention) and spec.splits_heads(i)
+        else layer
+        for i, layer in enumerate(spec.layers)
     )
     return replace(spec, layers=layers)
 
@@ -133,14 +122,22 @@ class PartOfTensors(Mapping[str, RawTensor]):
     def _rows(self, name: str, count: int) -> Rows | None:
         if name == "embed.weight":
             return _panels(count, self._shard) if self._packs_embedding else None
-        if (norm := _HEAD_NORMS.fullmatch(name)) is not None:
-            attention = self._spec.layers[int(norm[1])].attention
-            assert attention is not None and attention.qk_norm is not None
-            return _equal(count, self._shard) if attention.qk_norm.scope == "heads" else None
-        for pattern, rule in _RULES:
-            if pattern.fullmatch(name):
-                return rule(count, self._shard)
+        if _BY_PANELS.fullmatch(name):
+            return _panels(count, self._shard)
+        for pattern, rule in ((_BY_HEADS, _equal), (_HEAD_NORMS, _equal), (_HEADS_OUT, _panels)):
+            if (found := pattern.fullmatch(name)) is not None:
+                layer = int(found[1])
+                divided = self._spec.splits_heads(layer)
+                if pattern is _HEAD_NORMS:
+                    divided = divided and self._norms_each_head(layer)
+                return rule(count, self._shard) if divided else None
         return None
+
+    def _norms_each_head(self, layer: int) -> bool:
+        """Whether each head has weights of its own in the norms of queries and keys."""
+        attention = self._spec.layers[layer].attention
+        assert attention is not None and attention.qk_norm is not None
+        return attention.qk_norm.scope == "heads"
 
 
 def _slice(whole: RawTensor, first: int, end: int) -> RawTensor:

@@ -190,7 +190,7 @@ class ModelBuilder:
         config.kv_type = KV_TYPES[options.kv_dtype]
         config.block_size = options.block_size
         if options.shard is not None:
-            config.rank, config.ranks = options.shard.rank, options.shard.ranks
+            config.rank = options.shard.rank  # `ranks` is the spec's
         groups = spec.cache_groups()
         config.layer_norms = spec.norm.kind == "layer"
         config.group_windows = [group.window or 0 for group in groups]

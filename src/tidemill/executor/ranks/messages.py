@@ -60,6 +60,8 @@ class Step(msgspec.Struct, array_like=True, tag=True):
     drafts: bytes | None
     second: bytes | None
     overrides: Overrides | None
+    states: Table
+    snapshots: Table
 
 
 class Allocate(msgspec.Struct, array_like=True, tag=True):
@@ -172,6 +174,8 @@ def step_of(inputs: StepInputs) -> Step:
         overrides=None
         if given is None
         else Overrides(given.tokens.tobytes(), given.rows.shape[1], given.rows.tobytes()),
+        states=table_of(inputs.states),
+        snapshots=table_of(inputs.snapshots),
     )
 
 
@@ -193,6 +197,8 @@ def inputs_of(step: Step) -> StepInputs:
         target_logprobs=np.frombuffer(step.target_logprobs, np.int32),
         copies=tuple(map(array_of, step.copies)),
         sampling=_unsampled(int(positions.sum())),
+        states=array_of(step.states),
+        snapshots=array_of(step.snapshots),
         slice=None if step.slice is None else LayerSlice(*step.slice),
         skip=_int32s(step.skip),
         return_logits=step.return_logits,
