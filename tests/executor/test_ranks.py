@@ -134,7 +134,7 @@ def test_what_does_not_go_together_is_refused(
 
 def test_a_model_that_cannot_be_split_is_refused_at_start() -> None:
     with pytest.raises(TidemillError, match="too small for 17 processes") as error:
-        LLM(BROOK, tensor_parallel=17, kv_memory=2**20)
+        LLM(BROOK, tensor_parallel=17, kv_memory=2**27)
     assert error.value.param == "tensor_parallel"
     assert not _rank_processes(os.getpid())
 

@@ -46,7 +46,7 @@ _BY_PANELS = re.compile(
 def check_splits(spec: DecoderSpec, ranks: int) -> None:
     """Raise UNSUPPORTED, naming the reason, for a model that cannot be computed by so many
     processes."""
-    least = _core.PANEL_ROWS * ranks
+    least = _core.PANEL_ROWS * (ranks - 1) + 1  # a panel each, of which the last may be cut
     if not spec.generates or not spec.layers:
         raise _refused("it generates no text")
     if min(spec.hidden_size, spec.vocab_size) < least:
