@@ -10,7 +10,7 @@ from helpers.backend_driver import sampling_inputs
 from tidemill.backends.base import EmbeddingOverrides, LayerSlice, StepInputs
 from tidemill.executor.ranks.messages import decode_command, encode, inputs_of, step_of
 
-# What only rank 0 needs; `adapters` and hidden states are never asked of a group, or of rank 0 alone.
+# What rank 0 alone needs; adapters are refused where there are ranks.
 OF_RANK_0 = {"sampling", "await_mask", "hidden", "hidden_layers", "adapters"}
 
 
