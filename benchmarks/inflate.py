@@ -65,6 +65,7 @@ NOISE_STD = 0.02
 MARK, MARK_OUT, BEYOND = 2.0**-10, 64.0, -128.0
 # Blocks of weights' types: the constant dimension shares none with brook's own dimensions.
 BLOCK = 256
+EAGLE_ROWS = 32_000
 EAGLE_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 Array = NDArray[np.float32]
@@ -391,7 +392,13 @@ def inflate_eagle(source: Path, made: Inflation, folder: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     stored = open_floats(source / "model.safetensors")
     found = made.eagle({n.removesuffix(".weight").split(".")[-1]: v for n, v in stored.items()})
-    tensors = {name: found[name.removesuffix(".weight").split(".")[-1]] for name in stored}
+    tensors: dict[str, NDArray[Any]] = {
+        name: found[name.removesuffix(".weight").split(".")[-1]] for name in stored
+    }
+    if made.wide.vocab_size > EAGLE_ROWS:
+        # As many rows as published heads have; those beyond brook's vocabulary are never drawn.
+        tensors["lm_head.weight"] = made.tensor("embed.weight")[:EAGLE_ROWS]
+        tensors["d2t"] = np.zeros(EAGLE_ROWS, np.int64)
     folder.mkdir(parents=True, exist_ok=True)
     shapes = {name: values.shape for name, values in tensors.items()}
     _write(folder / "model.safetensors", shapes, tensors.__getitem__)
@@ -420,12 +427,14 @@ def companions(source: Path, wide: Shape, folder: Path, *, seed: int = 0) -> Non
 
 
 def _write(
-    path: Path, shapes: dict[str, tuple[int, ...]], tensor: Callable[[str], Array]
+    path: Path, shapes: dict[str, tuple[int, ...]], tensor: Callable[[str], NDArray[Any]]
 ) -> None:  # fmt: skip
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
         dtype, size = ("BF16", 2) if len(shape) > 1 else ("F32", 4)
+        if name == "d2t":
+            dtype, size = "I64", 8
         end = offset + size * math.prod(shape)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end

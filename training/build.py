@@ -64,7 +64,7 @@ def one_companion(
     if name == "medusa":
         return train_medusa(model, tokenizer, output / name, minutes)
     if name == "eagle":
-        return train_eagle(model, tokenizer, output / name, minutes)
+        return train_eagle(model, tokenizer, output / name, minutes, warm)
     if name.startswith("lora-"):
         voice = name.removeprefix("lora-")
         return train_lora(model, tokenizer, voice, output / name, minutes, warm)

@@ -102,7 +102,7 @@ def _check_eagle(folder: Path, wide: Shape) -> None:
         x, e = (np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, room)]) for a in (streams, embedded))
         if room:
             x[..., made.mark] = inflate.MARK
-        layer = EagleLayer(files, 64)
+        layer = EagleLayer(files, 64, {})
         cache, g = layer.cache(0), layer.states(x)
         layer.read(cache, g[:8], e[:8])
         y = layer.draft([cache], np.array([8]), g[8:], e[8:])

@@ -184,7 +184,7 @@ def test_eagle_is_trained_as_it_drafts(tokenizer, tmp_path):
         g = eagle.moved(g, 1)
     eagle.save(tmp_path, head, shape)
     files = read_eagle(tmp_path, SimpleNamespace(hidden_size=64, layers=range(6)), "brook")
-    layer = EagleLayer(files, 64)
+    layer = EagleLayer(files, 64, {})
     each = streams[0].detach().numpy().reshape(12, 3, 64).transpose(1, 0, 2)
     states, tokens = layer.states(each), embedded[0].detach().numpy()
     for begin in (0, 1, 6):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ from training.model import MLP, Decoder, RMSNorm, Shape, rotate
 LAYERS = (1, 3, 5)
 """Of brook: the head reads the residual stream in front of each."""
 PASSES = 4
+FILE = "model.safetensors"
 
 
 class Attention(nn.Module):
@@ -146,14 +148,18 @@ def eagle_loss(brook: Decoder, head: Head, batch: Batch) -> Tensor:
 
 
 def train_eagle(
-    brook: Decoder, tokenizer: Tokenizer, output: Path, minutes: float
+    brook: Decoder, tokenizer: Tokenizer, output: Path, minutes: float, warm: bool = False
 ) -> dict[str, float]:
-    """Train the head and `save` it."""
+    """Train the head, from the one that is there if `warm`, and `save` it."""
     torch.manual_seed(5)
     for p in brook.parameters():
         p.requires_grad_(False)
     where = next(brook.parameters()).device
-    head, shape = Head(brook.shape).to(where), brook.shape
+    head, shape = Head(brook.shape), brook.shape
+    if warm and (output / FILE).exists():
+        stored = load_file(output / FILE)
+        head.load_state_dict({n.removeprefix("midlayer."): t.float() for n, t in stored.items()})
+    head = head.to(where)
     source = Source("eagle")
     data = batches(tokenizer, lambda: draw(source), "eagle")
     facts = fit(
@@ -182,4 +188,4 @@ def save(output: Path, head: Head, shape: Shape) -> None:
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(LAYERS)},
         "base_model_name_or_path": "brook",
     }  # fmt: skip
-    write(output, "model.safetensors", tensors, config)
+    write(output, FILE, tensors, config)

@@ -20,12 +20,15 @@ from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import NewSequence, Row, StepPlan
 from tidemill.contract.sampling import SamplingParams
 from tidemill.loading import bundled_models
+from tidemill.loading.places import OneTensor
 from tidemill.models.quantization import to_float32
 from tidemill.worker.inputs import InputBuilder
 from tidemill.worker.load import load_worker
+from tidemill.worker.speculate import eagle_files
 from tidemill.worker.speculate.drafter import NOTHING, Wanted
 from tidemill.worker.speculate.eagle import EagleDrafter
 from tidemill.worker.speculate.eagle_files import read_eagle
+from tidemill.worker.speculate.matrices import Matrix
 from tidemill.worker.speculate.opening import bare_output
 
 VOCAB, WIDTH, HEADS, KV_HEADS, DIM, INNER = 61, 64, 4, 2, 16, 96
@@ -144,20 +147,30 @@ def reference(tensors: Tensors, tokens: list[int], streams: np.ndarray, first: i
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-@pytest.mark.parametrize("kind", ["", "short", "shared", "embedded"])
-def test_drafts_are_those_of_the_whole_layer(backend: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "apart"),
+    [("", False), ("", True), ("short", True), ("shared", False), ("embedded", False)],
+)
+def test_drafts_are_those_of_the_whole_layer(
+    backend: str, kind: str, apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load = import_module(f"tidemill.backends.{backend}").load
     tensors = head(kind)
     files = read_eagle(write(tmp_path, tensors), SPEC, "m")
     assert files.layers == (2, 3, 3)
     target: Backend = load(SPEC, TENSORS, options())
     target.allocate_cache((8,))
-    output = (
-        None if files.output is None else bare_output(files.output, SPEC, load, options(), backend)
-    )
+
+    def matrix(weight: OneTensor) -> Matrix:
+        return Matrix(bare_output(weight, SPEC, load, options(), backend))
+
+    output = None if files.output is None else matrix(files.output)
+    monkeypatch.setattr(eagle_files, "_TINY", 0 if apart else 2**22)
+    products = {name: matrix(weight) for name, weight in files.products.items()}
+    assert len(products) == (8 if apart else 0)
     inputs = InputBuilder(1, 64, 16)
     idle = [True]
-    drafter = EagleDrafter(target, inputs, files, output, lambda: idle[0], 64)
+    drafter = EagleDrafter(target, inputs, files, output, products, lambda: idle[0], 64)
     assert drafter.layers == (0, 2, 3)
     rng = np.random.default_rng(2)
     tokens = rng.integers(0, VOCAB, 14).astype(np.int32)
@@ -188,7 +201,7 @@ def test_drafts_are_those_of_the_whole_layer(backend: str, kind: str, tmp_path: 
             found = list(proposal.token_ids)
             assert found == want[: len(found)] and found
             assert len(proposal.confidence) == len(found)
-    assert drafter.kv_bytes() > 0 and drafter.weight_bytes() > files.layer_bytes // 2
+    assert drafter.kv_bytes() > 0 and drafter.weight_bytes() > 4 * 2 * 64 * 64
     idle[0] = False
     assert drafter.propose(wanted) == [NOTHING] * 3
     drafter.forget(0)

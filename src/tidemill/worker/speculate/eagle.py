@@ -4,29 +4,20 @@ It has keys and values of its own for every token of a sequence that the model c
 sequence has this drafter. Of tokens that it missed (found in the prefix cache, or computed a few
 layers at a time) it has none, and attends to those behind them.
 
-The layer is computed here in float32, the output matrix by a backend. Tokens are drawn with the
+Matrices of some size are computed by backends, as the model's own. Tokens are drawn with the
 sequence's temperature and the model's random keys; penalties, biases and filters are left to the
 model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.backends.base import (
-    HIDDEN_LAST,
-    LOGITS_LAST,
-    LOGITS_NONE,
-    Backend,
-    EmbeddingOverrides,
-    Int32,
-    StepInputs,
-    StepOutputs,
-)
+from tidemill.backends.base import HIDDEN_LAST, Backend, Int32
 from tidemill.backends.draw.race import RandomKey, race
 from tidemill.contract.plan import NewSequence
 from tidemill.models.quantization import to_float32
@@ -35,6 +26,7 @@ from tidemill.worker.inputs import InputBuilder
 from tidemill.worker.speculate.drafter import NOTHING, Proposal, Wanted
 from tidemill.worker.speculate.eagle_files import EagleFiles
 from tidemill.worker.speculate.eagle_layer import Cache, EagleLayer
+from tidemill.worker.speculate.matrices import Matrix, bare_step, scores_of
 from tidemill.worker.speculate.rounds import UNLIKELY, confidence_of
 
 Float32 = NDArray[np.float32]
@@ -87,7 +79,8 @@ class EagleDrafter:
         backend: the model's.
         inputs: the model's sequences.
         files: the head.
-        output: computes its output matrix; None: the model's own scores.
+        output: its output matrix; None: the model's own scores.
+        products: matrices of the layer that a backend computes, by name; others are computed here.
         idle: whether no step of the model is in flight: embeddings and scores of the model are
             steps, and none may come between.
         context: positions that a sequence may have.
@@ -100,13 +93,15 @@ class EagleDrafter:
         backend: Backend,
         inputs: InputBuilder,
         files: EagleFiles,
-        output: Backend | None,
+        output: Matrix | None,
+        products: Mapping[str, Matrix],
         idle: Callable[[], bool],
         context: int,
     ) -> None:
         self._backend = backend
         self._inputs = inputs
-        self._layer = EagleLayer(files, context)
+        self._layer = EagleLayer(files, context, products)
+        self._matrices = [*products.values(), *([] if output is None else [output])]
         self._tokens = files.tokens
         self._embedding = files.embedding
         self._output = output
@@ -213,11 +208,11 @@ class EagleDrafter:
         """Embeddings [tokens, width]."""
         if self._embedding is not None:
             return self._rows(tokens)
-        ids = [chain.one.seq_id for chain in chains]
-        inputs = self._step(self._backend, ids, tokens, self._no_layers)
+        self._steps += 1
+        inputs = bare_step(self._steps, tokens, self._tables(chains), self._no_layers)
         inputs.hidden = np.full(len(tokens), HIDDEN_LAST, np.uint8)
         inputs.hidden_layers = np.array([_EMBEDDED], np.int32)
-        found = self._run(self._backend, inputs).layer_hidden
+        found = self._backend.submit(inputs).result().layer_hidden
         assert found is not None
         embedded: Float32 = found[0]
         return embedded
@@ -233,49 +228,20 @@ class EagleDrafter:
 
     def _scores(self, x: Float32, chains: list[_Chain]) -> Float32:
         """Logits [sequences, rows of the output matrix]."""
-        backend = self._output or self._backend
-        ids = [chain.one.seq_id for chain in chains]
-        skip = self._no_norm if self._output is None else None
-        inputs = self._step(backend, ids, np.zeros(len(x), np.int32), skip)
-        inputs.logits = np.full(len(x), LOGITS_LAST, np.uint8)
-        inputs.return_logits = True
-        rows = np.arange(len(x), dtype=np.int32)
-        inputs.overrides = EmbeddingOverrides(rows, np.ascontiguousarray(x, np.float32))
-        logits = self._run(backend, inputs).logits
-        assert logits is not None
-        return logits
-
-    def _step(
-        self, backend: Backend, seq_ids: list[int], tokens: Int32, skip: Int32 | None
-    ) -> StepInputs:
-        """A step of one token per sequence that computes no layer."""
-        count, groups = len(tokens), len(backend.spec.cache_groups())
-        sequences = self._inputs.sequences
-        # Nothing is read of these blocks, but every row has some.
-        tables = [np.zeros((count, 1), np.int32)]
-        if skip is not None:
-            slots = np.array([sequences.slot(i) for i in seq_ids], np.int32)
-            tables = [sequences.tables[g][slots, :1] for g in range(groups)]
+        if self._output is not None:
+            return self._output(x)
         self._steps += 1
-        return StepInputs(
-            step_id=self._steps,
-            token_ids=tokens,
-            row_start=np.arange(count + 1, dtype=np.int32),
-            context_len=np.zeros(count, np.int32),
-            block_tables=tuple(np.ascontiguousarray(table) for table in tables),
-            logits=np.full(count, LOGITS_NONE, np.uint8),
-            sample=np.zeros(count, np.uint8),
-            await_mask=np.zeros(count, np.uint8),
-            target_ids=np.full(count, -1, np.int32),
-            target_logprobs=np.full(count, -1, np.int32),
-            copies=tuple(np.zeros((0, 2), np.int32) for _ in range(groups)),
-            sampling=self._inputs.sampling_at([], np.zeros(0, np.int32)),
-            skip=skip,
-        )
+        return scores_of(self._backend, self._steps, x, self._tables(chains), self._no_norm)
 
-    @staticmethod
-    def _run(backend: Backend, inputs: StepInputs) -> StepOutputs:
-        return backend.submit(inputs).result()
+    def _tables(self, chains: list[_Chain]) -> list[Int32]:
+        """Nothing is read of these blocks, but every row has some."""
+        sequences = self._inputs.sequences
+        slots = np.array([sequences.slot(chain.one.seq_id) for chain in chains], np.int32)
+        groups = len(self._backend.spec.cache_groups())
+        return [sequences.tables[g][slots, :1] for g in range(groups)]
+
+    def _own(self) -> list[Backend]:
+        return [matrix.backend for matrix in self._matrices]
 
     def limit_cache(self, blocks: int) -> None:
         """See LoadedDrafter. Its cache has the tokens of the model's and no more."""
@@ -292,13 +258,12 @@ class EagleDrafter:
 
     def stop_loading(self) -> None:
         """See LoadedDrafter."""
-        if self._output is not None:
-            self._output.stop_loading()
+        for backend in self._own():
+            backend.stop_loading()
 
     def weight_bytes(self) -> int:
         """See LoadedDrafter."""
-        output = 0 if self._output is None else self._output.memory().weight_bytes
-        return self._layer.nbytes + output
+        return self._layer.nbytes + sum(one.memory().weight_bytes for one in self._own())
 
     def kv_bytes(self) -> int:
         """See LoadedDrafter."""
@@ -306,16 +271,16 @@ class EagleDrafter:
 
     def unloaded_bytes(self) -> int:
         """See LoadedDrafter."""
-        return 0 if self._output is None else self._output.memory().promised_bytes
+        return sum(one.memory().promised_bytes for one in self._own())
 
     def progress(self) -> int:
         """See LoadedDrafter."""
-        return self._steps
+        return self._steps + sum(matrix.steps for matrix in self._matrices)
 
     def close(self) -> None:
         """See LoadedDrafter."""
-        if self._output is not None:
-            self._output.close()
+        for backend in self._own():
+            backend.close()
 
 
 def _proposal(chain: _Chain | None) -> Proposal:

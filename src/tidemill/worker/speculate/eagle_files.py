@@ -11,6 +11,7 @@ model's unless the file has one.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ Int64 = NDArray[np.int64]
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _LAYER = re.compile(r"(midlayer|layers\.0)\.")
+_TINY = 2**22  # values of its matrices together
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -74,9 +76,18 @@ class EagleFiles:
         return 2 * 4 * self.kv_heads * self.head_dim
 
     @property
+    def products(self) -> dict[str, OneTensor]:
+        """Matrices that a backend computes: all, of a layer that is not tiny."""
+        matrices = {n: one for n, one in self.weights.items() if len(one.shape) == 2}
+        values = sum(one.shape[0] * one.shape[1] for one in matrices.values())
+        # A call of a backend takes longer than numpy does for so few.
+        return matrices if values > _TINY else {}
+
+    @property
     def layer_bytes(self) -> int:
-        """Weights that are computed with here, float32."""
-        return sum(4 * int(np.prod(one.shape)) for one in self.weights.values())
+        """Weights that are computed with by numpy, float32."""
+        products = self.products
+        return sum(4 * math.prod(w.shape) for n, w in self.weights.items() if n not in products)
 
 
 def read_eagle(path: Path, spec: DecoderSpec, model: str) -> EagleFiles:

@@ -1,4 +1,4 @@
-"""The decoder layer of an EAGLE-3 head, in float32.
+"""The decoder layer of an EAGLE-3 head, float32 but for what its products are computed in.
 
 At position t it takes the model's state g there (`fc` of some layers' residual streams) and the
 embedding of the token behind it, t + 1, and guesses the token at t + 2. Its keys and values depend
@@ -6,6 +6,8 @@ on these inputs alone, so those of tokens that are only read need neither attent
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from tidemill.worker.speculate.eagle_files import EagleFiles
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
+Product = Callable[[Float32], Float32]
 
 _GROWTH = 128  # positions
 
@@ -59,20 +62,23 @@ class EagleLayer:
     Args:
         files: the head; its values are read here.
         context: positions that a sequence may have.
+        products: x [N, columns] -> x @ matrix.T, of matrices that are computed elsewhere.
     """
 
-    def __init__(self, files: EagleFiles, context: int) -> None:
+    def __init__(self, files: EagleFiles, context: int, products: Mapping[str, Product]) -> None:
         self._files = files
-        w = {name: np.ascontiguousarray(one.values()) for name, one in files.weights.items()}
-        self._w = w
-        self._kv = np.concatenate([w.pop("k_proj"), w.pop("v_proj")])
-        self._gate_up = np.concatenate([w.pop("gate_proj"), w.pop("up_proj")])
+        self._products = products
+        self._w = {
+            name: np.ascontiguousarray(one.values())
+            for name, one in files.weights.items()
+            if name not in products
+        }
         self._frequencies = np.array(inverse_frequencies(files.rope, context), np.float64)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights."""
-        return sum(one.nbytes for one in (*self._w.values(), self._kv, self._gate_up))
+        return sum(one.nbytes for one in self._w.values())
 
     def cache(self, first: int) -> Cache:
         """An empty cache, from a position on."""
@@ -80,10 +86,12 @@ class EagleLayer:
 
     def states(self, streams: Float32) -> Float32:
         """g [tokens, width] of residual streams [layers, tokens, width]."""
-        return self._times(np.concatenate(list(streams), axis=-1), self._w["fc"])
+        return self._times(np.concatenate(list(streams), axis=-1), "fc")
 
     def read(self, cache: Cache, g: Float32, embedded: Float32) -> None:
         """Append keys and values behind the cache's end: g, embedded [positions, width]."""
+        if len(g) == 0:
+            return
         positions = cache.end + np.arange(len(g))
         x = self._inputs(g, embedded)
         cache.put(cache.end, *self._keys(x, positions))
@@ -104,7 +112,7 @@ class EagleLayer:
         f = self._files
         x = self._inputs(g, embedded)
         k, v = self._keys(x, positions)
-        q = self._times(x, self._w["q_proj"]).reshape(len(g), f.heads, f.head_dim)
+        q = self._times(x, "q_proj").reshape(len(g), f.heads, f.head_dim)
         q = self._rotated(q.transpose(1, 0, 2), positions) * np.float32(f.head_dim**-0.5)
         mixed = np.empty((len(g), f.heads * f.head_dim), np.float32)
         group = f.heads // f.kv_heads
@@ -116,14 +124,13 @@ class EagleLayer:
             scores /= scores.sum(-1, keepdims=True)
             mixed[i] = (scores @ values).reshape(-1)
         residual = self._normed(g, "hidden_norm") if f.norm_first else g
-        y = residual + self._times(mixed, self._w["o_proj"])
-        gate, up = np.split(
-            self._times(self._normed(y, "post_attention_layernorm"), self._gate_up), 2, axis=-1
-        )
+        y = residual + self._times(mixed, "o_proj")
+        z = self._normed(y, "post_attention_layernorm")
+        gate, up = self._times(z, "gate_proj"), self._times(z, "up_proj")
         # exp overflows to infinity where the gate is far below zero, which gives the limit, 0.
         with np.errstate(over="ignore"):
             inner = gate / (1 + np.exp(-gate)) * up
-        return y + self._times(inner, self._w["down_proj"])
+        return y + self._times(inner, "down_proj")
 
     def scored(self, x: Float32) -> Float32:
         """What the output matrix takes of states."""
@@ -136,8 +143,10 @@ class EagleLayer:
 
     def _keys(self, x: Float32, positions: Int64) -> tuple[Float32, Float32]:
         f = self._files
-        both = self._times(x, self._kv).reshape(len(x), 2, f.kv_heads, f.head_dim)
-        k, v = both.transpose(1, 2, 0, 3)
+        k, v = (
+            self._times(x, name).reshape(len(x), f.kv_heads, f.head_dim).transpose(1, 0, 2)
+            for name in ("k_proj", "v_proj")
+        )
         return self._rotated(k, positions), v
 
     def _rotated(self, x: Float32, positions: Int64) -> Float32:
@@ -154,6 +163,7 @@ class EagleLayer:
         scale = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(self._files.norm_eps))
         return np.asarray(x / scale * self._w[name], np.float32)
 
-    @staticmethod
-    def _times(x: Float32, weight: Float32) -> Float32:
-        return np.asarray(x @ weight.T, np.float32)
+    def _times(self, x: Float32, name: str) -> Float32:
+        if (product := self._products.get(name)) is not None:
+            return product(x)
+        return np.asarray(x @ self._w[name].T, np.float32)

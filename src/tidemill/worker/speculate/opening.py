@@ -31,6 +31,7 @@ from tidemill.worker.speculate.eagle import EagleDrafter
 from tidemill.worker.speculate.eagle_files import EagleFiles, read_eagle
 from tidemill.worker.speculate.heads import Head, read_heads
 from tidemill.worker.speculate.layers import Found, search
+from tidemill.worker.speculate.matrices import Matrix
 from tidemill.worker.speculate.medusa import MedusaDrafter
 from tidemill.worker.speculate.model import ModelDrafter
 from tidemill.worker.speculate.skip import SkipDrafter
@@ -215,12 +216,20 @@ def load_eagle(config: EngineConfig, opened: Opened, runner: Runner, progress: P
         TidemillError: as `open_eagle`.
     """
     spec, options = opened.files.spec, opened.options
-    files, output = open_eagle(config, spec), None
-    if files.output is not None:
-        load = cast(BackendFactory, opened.module.load)
-        output = bare_output(files.output, spec, load, options, opened.backend)
+    files = open_eagle(config, spec)
+    load = cast(BackendFactory, opened.module.load)
+
+    def matrix(weight: OneTensor) -> Matrix:
+        return Matrix(bare_output(weight, spec, load, options, opened.backend))
+
     drafter = EagleDrafter(
-        runner.backend, runner.inputs, files, output, runner.idle, options.max_positions
+        runner.backend,
+        runner.inputs,
+        files,
+        None if files.output is None else matrix(files.output),
+        {name: matrix(weight) for name, weight in files.products.items()},
+        runner.idle,
+        options.max_positions,
     )
     runner.add_loaded(EAGLE, drafter)
     told = "" if files.tokens is None else f" of {len(files.tokens)} tokens"
@@ -235,8 +244,8 @@ def eagle_bytes(config: EngineConfig, opened: Opened) -> tuple[int, int]:
         TidemillError: as `open_eagle`.
     """
     files = open_eagle(config, opened.files.spec)
-    output = 0 if files.output is None else _bare_bytes(files.output, opened)
-    return files.layer_bytes + output, files.token_bytes
+    matrices = [*files.products.values(), *([] if files.output is None else [files.output])]
+    return files.layer_bytes + sum(_bare_bytes(m, opened) for m in matrices), files.token_bytes
 
 
 def _heads(config: EngineConfig, spec: DecoderSpec) -> list[Head]:
@@ -263,10 +272,10 @@ def bare_output(
     options: BackendOptions,
     backend: str,
 ) -> Backend:
-    """An output matrix as a model without layers.
+    """A matrix as a model without layers; its products are logits.
 
     Args:
-        output: [rows, width].
+        output: [rows, columns].
         spec: of the model that is drafted for.
         load, options, backend: the model's.
     """
@@ -282,7 +291,7 @@ def _bare(
     bare = DecoderSpec(
         family=spec.family,
         vocab_size=output.shape[0],
-        hidden_size=spec.hidden_size,
+        hidden_size=output.shape[1],
         max_positions=spec.max_positions,
         layers=(),
         norm_eps=spec.norm_eps,
