@@ -46,6 +46,7 @@ def server(
     """A client of a server with the model ``tiny``, and its engine."""
     engine = engine or ScriptedEngine()
     context = fake_context(engine)
+    context.keep_recent(9, Prices())
     if quotas is not None:
         context.limit(quotas, Prices(), 0.0)
     models = dict(models) if isinstance(models, dict) else list(models)
@@ -174,3 +175,19 @@ def test_the_deployment_file_of_a_real_server(target: ScriptedTarget, tmp_path: 
             *("here", "a")
         ]
         assert 'target="a"' in real.http.get("/metrics").text
+
+
+def test_its_own_answers_are_explained_as_ever_and_others_by_their_targets(
+    target: ScriptedTarget,
+) -> None:
+    engine = ScriptedEngine(lambda request, choice: [97] * 5)
+    with server(target, models=["tiny", "far"], engine=engine) as (client, _):
+        for name, body in (("mine", MINE), ("theirs", THEIRS)):
+            headers = {"x-request-id": name}
+            assert client.post(CHAT, json=body, headers=headers).status_code == 200
+        mine, theirs = (client.get(f"/admin/requests/{n}").json() for n in ("mine", "theirs"))
+    assert mine["first_token_seconds"] is not None and mine["targets"] == []
+    assert [way["target"] for way in theirs["targets"]] == ["a"]
+    names = [[phase["name"] for phase in one["phases"]] for one in (mine, theirs)]
+    assert "prefill" in names[0] and "target" not in names[0]
+    assert names[1][-2:] == ["target", "relay"]

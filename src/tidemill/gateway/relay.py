@@ -204,6 +204,8 @@ class Relayed(Response):
                     raise
                 break
             if self._fleet.is_here(route.target):
+                if len(self._ways) == 1:
+                    self._ways.clear()  # it was nowhere else: nothing to explain
                 raise AnsweredHere(route)
             try:
                 await self._reserve()

@@ -135,7 +135,9 @@ def _first_token(story: Story, phases: Sequence[Phase]) -> float | None:
     """Until the first token; None before it, and where nothing was generated."""
     if not story.record.generated:
         return None
-    first = "prefill" if not story.ways else "target" if story.record.streamed else ""
+    first = "prefill"
+    if story.trace is None and story.ways:  # a whole answer of a target does not say when it began
+        first = "target" if story.record.streamed else ""
     ends = [phase.end for phase in phases if phase.name == first]
     return round(ends[0], DIGITS) if ends else None
 
