@@ -165,7 +165,7 @@ def test_drafts_are_those_of_the_whole_layer(
         return Matrix(bare_output(weight, SPEC, load, options(), backend))
 
     output = None if files.output is None else matrix(files.output)
-    monkeypatch.setattr(eagle_files, "_TINY", 0 if apart else 2**22)
+    monkeypatch.setattr(eagle_files, "TINY", 0 if apart else 2**22)
     products = {name: matrix(weight) for name, weight in files.products.items()}
     assert len(products) == (8 if apart else 0)
     inputs = InputBuilder(1, 64, 16)

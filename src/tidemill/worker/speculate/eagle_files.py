@@ -34,7 +34,7 @@ Int64 = NDArray[np.int64]
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _LAYER = re.compile(r"(midlayer|layers\.0)\.")
-_TINY = 2**22  # values of its matrices together
+TINY = 2**22  # values of its matrices together
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -81,7 +81,7 @@ class EagleFiles:
         matrices = {n: one for n, one in self.weights.items() if len(one.shape) == 2}
         values = sum(one.shape[0] * one.shape[1] for one in matrices.values())
         # A call of a backend takes longer than numpy does for so few.
-        return matrices if values > _TINY else {}
+        return matrices if values > TINY else {}
 
     @property
     def layer_bytes(self) -> int:
