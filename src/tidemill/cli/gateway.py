@@ -91,6 +91,7 @@ def gateway(
         security=settings.open(host, say_line, stored),
         drain_timeout=drain_timeout,
         database=location,
+        shared=location is not None and database is not None,
         database_outage=outage,
         home=default_home(),
         recent_requests=recent_requests,

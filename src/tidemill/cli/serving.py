@@ -163,7 +163,8 @@ def _extension(deployment: Deployment) -> Callable[[ServerContext], Extension] |
         return None
     from tidemill.gateway.upstream import Upstream
 
-    return partial(Upstream, deployment.upstream)
+    shared = deployment.server.database not in (None, "none")
+    return partial(Upstream, deployment.upstream, shared=shared)
 
 
 def _existing_folder(text: str) -> str:

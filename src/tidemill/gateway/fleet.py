@@ -92,6 +92,7 @@ class Fleet:
         for target in self.targets:
             self._size(target)
         self._sessions: OrderedDict[str, str] = OrderedDict()
+        self.moved: dict[str, str] | None = None
         self._changed = asyncio.Event()
         self._requests = self._retries = 0.0
 
@@ -241,13 +242,19 @@ class Fleet:
         target = next(one for one in free if one.name == chosen.name)
         target.health.begin(now)
         if asked.session:
-            self._sessions[asked.session] = target.name
-            self._sessions.move_to_end(asked.session)
-            if len(self._sessions) > MAX_SESSIONS:
-                self._sessions.popitem(last=False)
+            if self.moved is not None and session != target.name and not self.is_here(target):
+                self.moved[asked.session] = target.name
+            self.place(asked.session, target.name)
         self._prefixes.note(target.name, asked.keys)
         reservation = target.load.reserve(now, asked.prompt_tokens - chosen.cached, asked.expected)
         return Route(target, asked, reservation, chosen.cached, chosen.home)
+
+    def place(self, session: str, target: str) -> None:
+        """A session is answered by a target from now on."""
+        self._sessions[session] = target
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
 
     def is_here(self, target: Target) -> bool:
         """Whether a target is the server itself, which a request has reached already."""

@@ -20,6 +20,7 @@ from tidemill.gateway.config import GatewayConfig, read
 from tidemill.gateway.fleet import Fleet
 from tidemill.gateway.probe import Probes
 from tidemill.gateway.routes import Gateway
+from tidemill.gateway.shared import share
 from tidemill.server.access.limits import Limits
 from tidemill.server.access.security import Security
 from tidemill.server.app import DIALECTS, make_http_server
@@ -48,6 +49,7 @@ class GatewayOptions:
         security: keys, certificates, origins.
         drain_timeout: seconds for requests in flight after a signal.
         database: where keys, limits, usage and audit are kept; None: nowhere.
+        shared: other gateways have the database, too: see `gateway.shared`.
         database_outage: seconds for which limits are spent while the database does not answer.
         home: ``TIDEMILL_HOME``.
         prices: of models.
@@ -61,6 +63,7 @@ class GatewayOptions:
     security: Security = field(default_factory=Security)
     drain_timeout: float = 30.0
     database: Location | None = None
+    shared: bool = False
     database_outage: float = 3600.0
     home: Path | None = None
     prices: Prices = field(default_factory=Prices)
@@ -93,6 +96,7 @@ async def _run(options: GatewayOptions, listener: socket.socket, say: Say) -> in
     http = make_gateway(context, fleet, options.security, drain_seconds=options.drain_timeout)
     probes = Probes(fleet)
     probes.start()
+    shared = share(fleet, context) if options.shared else None
     stopping = asyncio.Event()
 
     def stop() -> None:
@@ -128,6 +132,8 @@ async def _run(options: GatewayOptions, listener: socket.socket, say: Say) -> in
     finally:
         stopped.cancel()
         await probes.close()
+        if shared is not None:
+            await shared.close()
         await context.close()
     return 0
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
-from tidemill.base.clock import monotonic
+from tidemill.base.clock import wall
 from tidemill.contract.position import HEADER
 from tidemill.gateway.asked import Asked
 from tidemill.gateway.config import RoutingConfig, TargetConfig
@@ -17,10 +18,40 @@ from tidemill.gateway.routing.load import Load
 from tidemill.gateway.routing.policy import Facts
 from tidemill.gateway.wire.pool import Pool
 
-BUDGET_SECONDS = 86400.0
 _TRUE = msgspec.Raw(b"true")
 _POSITION = HEADER.encode()
 _USAGE = msgspec.Raw(b'{"include_usage":true}')
+
+
+@dataclass(slots=True)
+class Account:
+    """What a target has cost on one day (UTC).
+
+    Attributes:
+        day: days since the epoch.
+        own: through this gateway.
+        others: through others, by their names.
+    """
+
+    day: int = 0
+    own: float = 0.0
+    others: dict[str, float] = field(default_factory=dict)
+
+    def turn(self, day: int) -> None:
+        """It is that day; with another one everything begins anew."""
+        if day != self.day:
+            self.day, self.own = day, 0.0
+            self.others.clear()
+
+    def spent(self, day: int) -> float:
+        """Altogether."""
+        self.turn(day)
+        return self.own + sum(self.others.values())
+
+
+def today() -> int:
+    """Days since the epoch, UTC."""
+    return int(wall() // 86400)
 
 
 class Target:
@@ -50,13 +81,12 @@ class Target:
         self.engines: dict[str, str] = {}
         self.trust = Trust()
         self._names = dict(config.names)
-        self._spent = 0.0
-        self._spent_since = monotonic()
+        self.account = Account()
         self._head = self._make_head()
 
     def spent_like(self, before: Target) -> None:
         """What one of the same name has cost counts for this one's budget."""
-        self._spent, self._spent_since = before._spent, before._spent_since
+        self.account = before.account
 
     # -- what it has ---------------------------------------------------------------------------
 
@@ -84,9 +114,7 @@ class Target:
     def within_budget(self) -> bool:
         """It may still cost something today."""
         budget = self.config.budget
-        if monotonic() - self._spent_since > BUDGET_SECONDS:
-            self._spent, self._spent_since = 0.0, monotonic()
-        return budget is None or self._spent < budget
+        return budget is None or self.account.spent(today()) < budget
 
     def cost(self, prompt: int, answer: int) -> float:
         """Of so many tokens."""
@@ -95,7 +123,8 @@ class Target:
 
     def spend(self, prompt: int, answer: int) -> None:
         """So many tokens were used."""
-        self._spent += self.cost(prompt, answer)
+        self.account.turn(today())
+        self.account.own += self.cost(prompt, answer)
 
     def facts(self, asked: Asked, now: float, cached: int, *, session: bool, home: bool) -> Facts:
         """It as a request sees it; `cached` in tokens of the prompt."""

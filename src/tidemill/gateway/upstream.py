@@ -23,6 +23,7 @@ from tidemill.gateway.fleet import Fleet
 from tidemill.gateway.here import Here
 from tidemill.gateway.probe import Probes
 from tidemill.gateway.routes import OPERATIONS, Gateway
+from tidemill.gateway.shared import Shared, share
 from tidemill.server.context import ServerContext
 from tidemill.server.dialects.body import read_body
 from tidemill.server.dialects.dialect import Dialect, Endpoint, Handler
@@ -40,22 +41,32 @@ class Upstream:
     Args:
         table: `[upstream]`, as a gateway's file.
         context: of the server.
+        shared: other servers and gateways have its database, too: see `gateway.shared`.
     """
 
-    def __init__(self, table: Mapping[str, Any], context: ServerContext) -> None:
+    def __init__(
+        self, table: Mapping[str, Any], context: ServerContext, *, shared: bool = False
+    ) -> None:
         config = checked(table, "upstream")
         self.here = Here(context, config.routing)
         self.fleet = Fleet(config, here=self.here)
         self.gateway = Gateway(self.fleet, context)
         self._probes = Probes(self.fleet)
+        self._context = context
+        self._shares = shared
+        self._shared: Shared | None = None
 
     def start(self) -> None:
         """Begin to look at the targets."""
         self._probes.start()
+        if self._shares:
+            self._shared = share(self.fleet, self._context)
 
     async def close(self) -> None:
         """End that, and close what is idle."""
         await self._probes.close()
+        if self._shared is not None:
+            await self._shared.close()
 
     @property
     def operators(self) -> tuple[Endpoint, ...]:

@@ -10,19 +10,20 @@ from tidemill.store.tables import (
     batches,
     content,
     explanations,
+    gateways,
     identity,
     quotas,
     settings,
     usage,
 )
 
-HEAD = "0006"
+HEAD = "0007"
 """The newest revision in `migrations/versions/`: what a database must be at."""
 
 VERSION_TABLE = "schema_version"
 
 # Each module adds its tables to the one MetaData when it is imported.
-_CONCERNS = (settings, identity, batches, quotas, usage, audit, content, explanations)
+_CONCERNS = (settings, identity, batches, quotas, usage, audit, content, explanations, gateways)
 
 
 def metadata() -> MetaData:
