@@ -42,6 +42,7 @@ void AttentionBlock::run(size_t l, const LinearList& following, float* out) {
                                  {&layer.k, qkv + q, qkv_width_, 0, tokens},
                                  {&layer.v, qkv + q + k, qkv_width_, 0, tokens}};
   plan->prefetch_keys(*kv);
+  products.expect({&layer.o});
   products.multiply(projections, layer.v ? 3 : layer.k ? 2 : 1, context_.acts);
   if (layer.gate) {
     float* const gate = gate_.ensure(tokens * heads_width_);

@@ -23,7 +23,7 @@ int64_t block_height(int64_t rows, int64_t most) {
 }  // namespace
 
 Products::Products(const KernelTable& kernels, ThreadPool& pool)
-    : kernels_(kernels), pool_(pool), changes_(kernels) {
+    : kernels_(kernels), pool_(pool), changes_(kernels, pool.threads(), is_zen5_or_later()) {
   if (is_zen5_or_later()) kv_prefetch_.resize(static_cast<size_t>(pool.threads()));
 }
 
@@ -44,8 +44,9 @@ void Products::multiply(const Product* products, size_t count, const Acts& acts)
     for (const Product* product = products; product < products + count; ++product) {
       changes_.add(*product->linear, acts, product->first_row, product->rows);
     }
-    if (!changes_.empty()) changes_.prepare(acts);
+    if (!changes_.empty()) changes_.prepare(acts, next_);
   }
+  next_ = {};
   if (Profile* const profile = pool_.profile(); profile != nullptr) {
     for (const Product* p = products; p < products + count; ++p) tell(*profile, *p->linear->weight, p->rows);
   }
@@ -77,7 +78,8 @@ void Products::prepare(std::initializer_list<const Linear*> linears, int64_t row
   changes_.clear();
   if (acts.adapters == nullptr) return;
   for (const Linear* linear : linears) changes_.add(*linear, acts, 0, rows);
-  if (!changes_.empty()) changes_.prepare(acts);
+  if (!changes_.empty()) changes_.prepare(acts, next_);
+  next_ = {};
 }
 
 // Each block of rows reads all panels.
@@ -88,21 +90,23 @@ void Products::tell(Profile& profile, const PackedMatrix& w, int64_t rows) const
 
 void Products::compute(const Linear& linear, const Acts& acts, const Block& block, float* out,
                        int64_t ldo, int thread) {
-  if (changes_.empty()) return multiply_block(*linear.weight, linear.bias, acts, block, out, ldo, thread);
-  changes_.help();
+  KvPrefetch* const kv = kv_prefetch_.empty() ? nullptr : &kv_prefetch_[static_cast<size_t>(thread)];
+  if (changes_.empty()) return multiply_block(*linear.weight, linear.bias, acts, block, out, ldo, kv);
+  changes_.help(thread);
   const int64_t most = changes_.panels_at_once(linear, block.row, block.rows, block.count);
   for (int64_t p = 0; p < block.count; p += most) {
     const Block part{block.row, block.rows, block.first + p, std::min(most, block.count - p)};
     float* const to = out + p * kPanel;
-    changes_.prefetch(linear, part.row, part.rows, part.first, part.count);
-    multiply_block(*linear.weight, linear.bias, acts, part, to, ldo, thread);
+    KvPrefetch* const ahead =
+        changes_.prefetch(linear, part.row, part.rows, part.first, part.count, thread, kv);
+    multiply_block(*linear.weight, linear.bias, acts, part, to, ldo, ahead);
     changes_.await();
-    change_block(linear, acts, part, to, ldo, thread);
+    change_block(linear, acts, part, to, ldo);
   }
 }
 
 void Products::change_block(const Linear& linear, const Acts& acts, const Block& block, float* out,
-                            int64_t ldo, int thread) {
+                            int64_t ldo) {
   changes_.for_each_of(linear, [&](const ProductChanges::Job& job) {
     const ProductChanges::Rows of = changes_.within(job, block.row, block.rows);
     if (of.count == 0) return;
@@ -112,7 +116,7 @@ void Products::change_block(const Linear& linear, const Acts& acts, const Block&
         const int64_t row = of.rows[i];
         for (run = 1; i + run < of.count && of.rows[i + run] == row + run;) ++run;
         multiply_block(change.replaced, linear.bias, acts, {row, run, block.first, block.count},
-                       out + (row - block.row) * ldo, ldo, thread);
+                       out + (row - block.row) * ldo, ldo, nullptr);
       }
     }
     if (!change.changes_outputs()) return;
@@ -122,18 +126,18 @@ void Products::change_block(const Linear& linear, const Acts& acts, const Block&
 }
 
 void Products::multiply_block(const PackedMatrix& weight, const float* bias, const Acts& acts,
-                              const Block& block, float* out, int64_t ldo, int thread) {
+                              const Block& block, float* out, int64_t ldo, KvPrefetch* ahead) {
   PackedMatrix w = weight;  // from the block's first panel on
   const int64_t n0 = block.first * kPanel;
   w.n -= n0;
   w.data += block.first * w.panel_bytes;
   const int act = static_cast<int>(w.act);
   kernels_.gemm(w, acts.row(act, block.row), acts.stride[act], block.rows, 0, block.count,
-                bias ? bias + n0 : nullptr, out, ldo, pool_.threads() == 1,
-                kv_prefetch_.empty() ? nullptr : &kv_prefetch_[static_cast<size_t>(thread)]);
+                bias ? bias + n0 : nullptr, out, ldo, pool_.threads() == 1, ahead);
 }
 
 void Products::prefetch(const LinearList& linears, int64_t rows) {
+  expect(linears);
   IdlePrefetcher& prefetcher = pool_.idle_prefetcher();
   prefetcher.clear();
   const auto each = [&](auto&& body) {

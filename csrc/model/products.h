@@ -77,8 +77,10 @@ class Products {
   void compute(const Linear& linear, const Acts& acts, const Block& block, float* out, int64_t ldo,
                int thread);
 
-  // Sets what waiting threads prefetch: the weights with which their shares of these products of `rows`
-  // rows begin.
+  // Says which products come after the next ones: what adapters read for them is prefetched meanwhile.
+  void expect(const LinearList& linears) { next_ = linears; }
+  // The same, and sets what waiting threads prefetch: the weights with which their shares of these
+  // products of `rows` rows begin.
   void prefetch(const LinearList& linears, int64_t rows);
   // Per thread, the K and V that products prefetch while they run; empty: not used on this processor.
   std::vector<KvPrefetch>& kv_prefetch() { return kv_prefetch_; }
@@ -94,13 +96,13 @@ class Products {
   // Tells the profile of a product that the next loop computes.
   void tell(Profile& profile, const PackedMatrix& w, int64_t rows) const;
   void multiply_block(const PackedMatrix& weight, const float* bias, const Acts& acts, const Block& block,
-                      float* out, int64_t ldo, int thread);
-  void change_block(const Linear& linear, const Acts& acts, const Block& block, float* out, int64_t ldo,
-                    int thread);
+                      float* out, int64_t ldo, KvPrefetch* ahead);
+  void change_block(const Linear& linear, const Acts& acts, const Block& block, float* out, int64_t ldo);
 
   const KernelTable& kernels_;
   ThreadPool& pool_;
   ProductChanges changes_;
+  LinearList next_{};
   std::vector<Plan> plans_;
   std::vector<KvPrefetch> kv_prefetch_;
 };
