@@ -107,6 +107,32 @@ def test_the_cost_is_learned(seed: int) -> None:
     assert 1.0 <= cost.margin <= 1.4
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_cost_of_adapters_is_learned(seed: int) -> None:
+    """Each adapter of a step costs its bytes once; steps without any are predicted as before."""
+    rng = random.Random(seed)
+    cost = StepCost()
+
+    def load(rows: int, adapters: int) -> Load:
+        found = Load()
+        for i in range(rows):
+            found.add(200, 1)
+            found.add_adapter(1 + i % adapters if adapters else 0, 20_000_000 * (1 + i % 2))
+        return found
+
+    def seconds(load: Load) -> float:
+        return 0.02 + 0.0015 * load.tokens + 60e-12 * load.adapter_bytes
+
+    for _ in range(600):
+        rows = rng.randint(1, 16)
+        step = load(rows, rng.choice((0, 0, 1, rows)))
+        cost.observe(step, seconds(step) * rng.uniform(0.98, 1.02))
+    for rows, adapters in ((1, 0), (16, 0), (1, 1), (16, 1), (16, 16), (8, 8)):
+        step = load(rows, adapters)
+        assert cost.predict(step) == pytest.approx(seconds(step), rel=0.07), (rows, adapters)
+    assert load(16, 16).plus(200, 1).adapter_bytes == load(16, 16).adapter_bytes == 16 * 30e6
+
+
 def test_the_cost_follows_a_machine_that_becomes_slower() -> None:
     cost = StepCost()
     load = Load()

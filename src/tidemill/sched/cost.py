@@ -3,12 +3,14 @@
 The prediction is a sum of four non-negative terms: a constant (reading the weights), and terms
 proportional to the tokens computed (matrix products), the query-key pairs (attention) and the KV
 positions read. Measurements are stored as means over classes of similar steps, so that those of
-long contexts survive while only short ones run. The coefficients are fitted to the classes by
-non-negative least squares on the relative error (Lawson and Hanson, Solving Least Squares Problems,
+long contexts survive while only short ones run. The coefficients are fitted to the classes by non-
+negative least squares on the relative error (Lawson and Hanson, Solving Least Squares Problems,
 1974, chapter 23), solved by coordinate descent on the normal equations. Outliers are clipped
 (Huber, Robust Estimation of a Location Parameter, 1964), because other processes on the machine
-also delay steps. `margin` is learned too: the ratio of measured to predicted time that 95 % of the
-steps stay below.
+also delay steps. A step with adapters takes longer by their bytes, each read once whatever rows
+have it; the seconds per byte are learned from what is left of such steps' time (normalized least
+mean squares: Widrow and Hoff, Adaptive Switching Circuits, 1960). `margin` is learned too: the
+ratio of measured to predicted time that 95 % of the steps stay below.
 
 Predictions never change the output: it does not depend on how a prompt is chunked (promise 6).
 """
@@ -42,6 +44,9 @@ _DRIFT_RANGE = (0.5, 3.0)
 _MARGIN_STEP = 0.02
 _MARGIN_RANGE = (1.0, 1.5)
 _MARGIN_SHARE = 0.95
+_ADAPTER_RATE = 0.1
+# Of a step's time, adapters never take more than this.
+_MOST_FOR_ADAPTERS = 0.8
 
 _Vector = tuple[float, float, float, float]
 
@@ -54,11 +59,25 @@ class Load:
         tokens: tokens computed.
         pairs: query-key pairs of attention.
         reach: KV positions read, over all rows.
+        adapter_bytes: memory of the adapters of its rows.
+        slots: these adapters; None: no row has one.
     """
 
     tokens: float = 0
     pairs: float = 0
     reach: float = 0
+    adapter_bytes: float = 0
+    slots: set[int] | None = None
+
+    def add_adapter(self, slot: int, nbytes: int, share: float = 1.0) -> None:
+        """A row has the adapters of this slot (0: none), which take `nbytes`."""
+        if not slot:
+            return
+        if self.slots is None:
+            self.slots = set()
+        if slot not in self.slots:
+            self.slots.add(slot)
+            self.adapter_bytes += share * nbytes
 
     def add(self, start: int, count: int, share: float = 1.0) -> None:
         """Add a row of `count` tokens after `start` computed ones; `share` is the fraction of
@@ -69,7 +88,7 @@ class Load:
 
     def plus(self, start: int, count: int) -> Load:
         """This load with one more row."""
-        more = Load(self.tokens, self.pairs, self.reach)
+        more = Load(self.tokens, self.pairs, self.reach, self.adapter_bytes, self.slots)
         if count:
             more.add(start, count)
         return more
@@ -108,12 +127,15 @@ class StepCost:
         self._classes: OrderedDict[tuple[int, int, int], _Class] = OrderedDict()
         self._steps = 0
         self._drift = 1.0
+        self._per_adapter_byte = self._adapter_power = 0.0
 
     def copy(self) -> StepCost:
         """One that has learned the same, and learns on its own."""
         other = StepCost()
         other.margin, other._steps, other._drift = self.margin, self._steps, self._drift
         other._parts = list(self._parts)
+        other._per_adapter_byte = self._per_adapter_byte
+        other._adapter_power = self._adapter_power
         other._classes = OrderedDict(
             (key, _Class(list(known.features), known.seconds, known.steps))
             for key, known in self._classes.items()
@@ -127,7 +149,7 @@ class StepCost:
 
     def predict(self, load: Load) -> float:
         """Predicted seconds of the step; 0 before any step was measured."""
-        return self._predict(load.features)
+        return self._predict(load.features) + self._per_adapter_byte * load.adapter_bytes
 
     def _predict(self, features: _Vector) -> float:
         a, b, c, d = self._parts
@@ -164,19 +186,38 @@ class StepCost:
             return
         features = load.features
         if self.ready:
-            self._compare(seconds / max(self._predict(features), 1e-9))
+            predicted = self._predict(features)
+            if load.adapter_bytes:
+                seconds = self._without_adapters(load.adapter_bytes, seconds, predicted)
+            else:
+                self._compare(seconds / max(predicted, 1e-9))
         self._enter(load.size_class, features, seconds)
         self._steps += 1
         if self._steps < _FIT_OFTEN or self._steps % _FIT_EVERY == 0:
             self._fit()
 
-    def _compare(self, ratio: float) -> None:
+    def _exceeded(self, ratio: float) -> None:
         # Stochastic quantile estimate: up by the quantile's share if exceeded, else down by the
         # remainder.
         step = _MARGIN_STEP * (_MARGIN_SHARE if ratio > self.margin else _MARGIN_SHARE - 1.0)
         self.margin = _clip(self.margin + step, *_MARGIN_RANGE)
+
+    def _compare(self, ratio: float) -> None:
+        self._exceeded(ratio)
         drift = self._drift * _clip(ratio, 1 / _FAR, _FAR)
         self._drift = _clip(self._drift + _DRIFT_RATE * (drift - self._drift), *_DRIFT_RANGE)
+
+    def _without_adapters(self, nbytes: float, seconds: float, base: float) -> float:
+        """Learn from a step with adapters; the seconds that it would have taken without, of which
+        `base` are predicted."""
+        predicted = base + self._per_adapter_byte * nbytes
+        left = _clip(seconds, predicted / _FAR, predicted * _FAR) - predicted
+        self._adapter_power += _ADAPTER_RATE * (nbytes * nbytes - self._adapter_power)
+        step = _ADAPTER_RATE * left * nbytes / max(self._adapter_power, nbytes * nbytes)
+        most = _MOST_FOR_ADAPTERS * seconds / nbytes
+        self._per_adapter_byte = _clip(self._per_adapter_byte + step, 0.0, most)
+        self._exceeded(seconds / max(predicted, 1e-9))
+        return seconds - self._per_adapter_byte * nbytes
 
     def _enter(self, key: tuple[int, int, int], features: _Vector, seconds: float) -> None:
         known = self._classes.get(key)

@@ -52,7 +52,12 @@ class DecodeRun:
     def load(self, step: int) -> Load:
         """The work of a step, the one in flight being number 0."""
         reach = self.reach + step * len(self.rows)
-        return Load(float(len(self.rows)), float(reach), float(reach))
+        load = Load(float(len(self.rows)), float(reach), float(reach))
+        for seq in self._sequences:
+            owner = seq.owner
+            if owner.adapter_slot:
+                load.add_adapter(owner.adapter_slot, owner.adapter_bytes)
+        return load
 
     def apply(self, steps: int, last_id: int, token: Callable[[int, int], int]) -> None:
         """Bring the sequences to where so many committed steps leave them, with none in flight.

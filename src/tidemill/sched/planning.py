@@ -109,6 +109,7 @@ def _fair_rows(state: State, due: list[Sequence], seconds: float) -> list[Sequen
         name = min(candidates, key=lambda n: taken[n])
         seq = candidates[name].pop()
         load.add(seq.planned, seq.remaining)
+        _add_adapters(load, seq)
         # The first row of each tenant is always planned, so that every tenant makes progress.
         if taken[name] and state.cost.bound(load) > seconds:
             break
@@ -251,12 +252,18 @@ def _add_row(
     builder.drafts -= len(drafts)
     share = 1.0 if layers is None else (layers.end - layers.begin) / total
     builder.load.add(start, count + len(drafts), share)
+    _add_adapters(builder.load, seq, share)
     _charge(state, in_flight)
     seq.last_row = builder.step_id
     seq.slice = None if layers is None or done else Slice(count, layers.end)
     seq.planned += in_flight.count
     seq.pending += sample
     seq.verifying += len(drafts)
+
+
+def _add_adapters(load: Load, seq: Sequence, share: float = 1.0) -> None:
+    if seq.owner.adapter_slot:
+        load.add_adapter(seq.owner.slot_at(seq.planned), seq.owner.adapter_bytes, share)
 
 
 def _charge(state: State, in_flight: InFlightRow, sign: int = 1) -> None:
@@ -416,6 +423,7 @@ def _streams_may_grow(state: State) -> bool:
     load = Load()
     for seq in running:
         load.add(seq.known, 1)
+        _add_adapters(load, seq)
     load.add(int(load.reach) // len(running), 1)
     return state.cost.bound(load) <= limit
 

@@ -102,6 +102,11 @@ class RequestState:
         """The slot of the adapters that apply at a position; 0: the base model."""
         return self.adapter_slot if position >= self.adapter_start else 0
 
+    @property
+    def adapter_bytes(self) -> int:
+        """What a step reads of its adapters; of a prompt adapter nothing."""
+        return sum(use.nbytes for use in self.request.adapters if not use.virtual_tokens)
+
     def take_compute(self) -> float:
         """Its share of the steps' time that no ended choice has been told."""
         taken, self.compute_seconds = self.compute_seconds, 0.0
