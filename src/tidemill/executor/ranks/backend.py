@@ -58,7 +58,7 @@ class GroupBackend:
         self._own, self._peers, self._descriptor = own, peers, descriptor
         self.spec, self.options = own.spec, own.options
         self.slices_layers, self.verifies_drafts = own.slices_layers, own.verifies_drafts
-        ranks = 1 + len(peers.memory)
+        ranks = 1 + len(peers.replies)
         self.notes = (f"tensor parallel: {ranks} processes, each with a part of the model",)
 
     def when_loaded(self, on_loaded: LoadCallback) -> bool:
@@ -73,7 +73,7 @@ class GroupBackend:
         """See Backend. Of all ranks, those of the others as of their last command."""
         own = self._own.memory()
         weights, kv, mapped, promised = map(
-            sum, zip(*(reply.memory for reply in self._peers.memory), strict=True)
+            sum, zip(*(reply.memory for reply in self._peers.replies), strict=True)
         )
         return replace(
             own,
@@ -211,6 +211,8 @@ def group_factory(config: EngineConfig, load: BackendFactory, lost: Lost | None)
     ) -> Backend:
         from tidemill.backends.native import group_bytes
 
+        if not hasattr(os, "memfd_create"):
+            raise unsupported("tensor_parallel", "tensor_parallel above 1 needs Linux")
         descriptor = os.memfd_create("tidemill-ranks", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, group_bytes())
         own: list[Backend] = []

@@ -38,6 +38,7 @@ class Peers:
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._closing = False
+        self.replies: list[Reply] = []  # of each, to the latest command
         self._links: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         ranks = config.tensor_parallel
@@ -82,7 +83,7 @@ class Peers:
 
     def wait_loaded(self) -> None:
         """Wait until all have loaded their parts. Raises what one of them raised."""
-        self._replies()
+        self._take_replies()
 
     def submit(self, step: Step) -> None:
         """Have all compute a step."""
@@ -97,9 +98,9 @@ class Peers:
                 send(link, command)
         except OSError as error:
             raise _lost() from error
-        self._replies()
+        self._take_replies()
 
-    def _replies(self) -> None:
+    def _take_replies(self) -> None:
         replies = []
         for link in self._links:
             body = receive(link)
@@ -109,9 +110,7 @@ class Peers:
         for reply in replies:
             if reply.error is not None:
                 raise exception_of(reply.error)
-        self.memory = replies
-
-    memory: list[Reply] = []
+        self.replies = replies
 
     def close(self) -> None:
         """End all. Idempotent."""
