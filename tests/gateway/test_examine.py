@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from helpers.scripted_target import ScriptedTarget, chat, running
 from tidemill.cli.main import app_of
 from tidemill.contract.gateway import PROTOCOL, interoperate
 from tidemill.gateway.probe import Probes
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def _doctor(file: Path, *flags: str) -> tuple[int, str]:
@@ -76,12 +83,10 @@ def test_what_is_wrong_is_said(
 def test_a_target_that_is_not_there_and_engines_that_differ(tmp_path: Path) -> None:
     one = ScriptedTarget(chat("x"), load=_load("i"))
     two = ScriptedTarget(chat("x"), load=_load("j"))
-    gone = ScriptedTarget(chat("x"))
-    with running(gone):
-        pass
+    gone = ScriptedTarget(chat("x"), url=f"http://127.0.0.1:{_free_port()}")
     with running(one, two):
         code, text = _doctor(_file(tmp_path, one, two, gone))
-    assert code == 1 and "c: no " in text
+    assert code == 1 and "c: no connection" in text
     assert "m: the engines of a and b differ" in text
 
 

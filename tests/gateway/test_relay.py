@@ -263,3 +263,12 @@ def test_a_client_that_leaves_leaves_nothing_behind() -> None:
         while one.load.active or one.pool.open:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+def test_a_spent_budget_is_said_at_once() -> None:
+    target = ScriptedTarget(chat("x"))
+    row = {"at": target, "budget": 1.0, "price": {"output": 1e6}}
+    with running(target), door([row], routing={"wake_seconds": 60.0}) as gateway:
+        assert gateway.http.post(CHAT, json=ASK).status_code == 200  # three tokens
+        refused = gateway.http.post(CHAT, json=ASK, timeout=20)
+    assert refused.status_code == 429 and refused.json()["error"]["code"] == "budget_spent"

@@ -172,7 +172,9 @@ class Fleet:
             free = self._free(possible, tried, now)
             if free:
                 return self._give(free, asked, now)
-            if now >= ends or not any(one.name not in tried for one in possible):
+            if now >= ends or not any(
+                one.name not in tried and one.within_budget for one in possible
+            ):
                 raise self._none(possible, now)
             self._changed.clear()
             try:
