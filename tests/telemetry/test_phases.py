@@ -10,9 +10,13 @@ import pytest
 from tidemill.contract.history import ChoiceHistory, Preemption, PromptChunk
 from tidemill.contract.request import ChoiceOutput, FinishReason, RequestTimings
 from tidemill.contract.wire import EngineStats
+from tidemill.telemetry.explain import summary
 from tidemill.telemetry.facts import MAX_GAPS, ChoiceFacts, StreamFacts
 from tidemill.telemetry.phases import PHASES, Milestones, phases_of
+from tidemill.telemetry.recent import Story
+from tidemill.telemetry.record import RequestRecord
 from tidemill.telemetry.trace import Trace
+from tidemill.telemetry.ways import Way
 
 NO_STATS = EngineStats()
 
@@ -182,3 +186,35 @@ def test_a_long_output_keeps_few_numbers() -> None:
     assert gaps is not None and len(facts.samples) < MAX_GAPS
     assert gaps.gaps == count and gaps.p99 == pytest.approx(0.01, abs=1e-6)
     assert gaps.longest == pytest.approx(1.01)
+
+
+def test_what_a_server_answers_itself_after_a_target_failed_is_its_own() -> None:
+    timings = RequestTimings(3.0, 4.0, 6.0, 11.0)
+    found = trace(stream((6.1, 1), (11.1, 1), timings=timings, scheduled=4.0))
+    record = RequestRecord("r", at=0, model="m", generated=2)
+    ways = [Way("a", 0.3, ended=0.4, why="it was gone"), Way("here", 0.4)]
+    story = Story(record, ALL, found, ways=ways)
+    assert "target" not in {phase.name for phase in story.phases(20.0)}
+    assert summary(story, 20.0)["first_token_seconds"] == 6.0
+
+
+def test_phases_of_a_gateway() -> None:
+    ways = [
+        Way("a", 1.0, ended=2.0, why="no connection"),
+        Way("b", 2.5, first=4.0, ended=7.0, why="it was lost"),
+        Way("c", 7.5, first=8.0),
+    ]
+    times = Milestones(arrival=0.0, begun=0.25, ended=12.0)
+
+    def seconds(count: int, now: float = 20.0) -> dict[str, float]:
+        phases = phases_of(times, None, now, ways[:count])
+        assert {phase.name for phase in phases} <= set(PHASES)
+        assert sum(phase.seconds for phase in phases) == pytest.approx(12.0)
+        return {phase.name: phase.seconds for phase in phases}
+
+    assert seconds(1) == {"read": 0.25, "route": 0.75, "failed": 11.0}
+    assert seconds(2) == {"read": 0.25, "route": 0.75, "failed": 1.5, "target": 1.5, "relay": 8.0}
+    whole = phases_of(times, None, 20.0, ways)
+    assert [(phase.name, phase.end) for phase in whole][3:] == [
+        *(("target", 4.0), ("relay", 7.0), ("recovery", 8.0), ("relay", 12.0)),
+    ]
