@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 from helpers.fake_backend import FakeBackend, tiny_spec
 
@@ -17,6 +19,7 @@ from tidemill.memory.tiers import Tiers
 from tidemill.sched.policy import Limits
 from tidemill.sched.scheduler import Scheduler
 from tidemill.sched.sequence import Emission
+from tidemill.transfer.serving import BlockServer
 from tidemill.worker.runner import Runner, RunnerHandle
 from tidemill.worker.tiers.disk import DiskTier
 from tidemill.worker.tiers.mover import Mover
@@ -118,6 +121,8 @@ class Machine:
         ram: int = 0,
         disk: Path | None = None,
         disk_limit: int = 2**30,
+        peers: Any = None,
+        serves: bool = False,
     ) -> None:
         self.vocab = vocab
         self.memory = KVMemory((num_blocks,) * groups, block_size, prefix_caching=prefix_caching)
@@ -138,7 +143,8 @@ class Machine:
         self.runner = Runner(self.backend, max_model_len, slots=2)
         self.mover: Mover | None = None
         tiers = None
-        if ram or disk is not None:
+        self.server: BlockServer | None = None
+        if ram or disk is not None or peers is not None or serves:
             nbytes = sum(self.backend.block_bytes())
             self.mover = self.runner.mover = Mover(
                 self.backend,
@@ -148,8 +154,13 @@ class Machine:
                 else None,
             )
             self.mover.report = lambda report: self.take(self.scheduler.moved(report))
+            if peers is not None or serves:
+                if serves:
+                    self.server = BlockServer(b"i" * 32, nbytes, crc32, self.mover.bring)
+                self.mover.attach(peers, self.server)
             args = self.memory, self.runner.tiers, nbytes, 2 * max_step_tokens // block_size
-            tiers = Tiers(*args, self.runner.tier_of, self.runner.move)
+            announce = self.runner.announce if serves else None
+            tiers = Tiers(*args, self.runner.tier_of, self.runner.move, announce)
         self.scheduler = Scheduler(self.memory, limits, (EOS,), tiers=tiers, clock=lambda: self.now)
         self.collected: dict[tuple[str, int], Collected] = {}
         self.plans: list[StepPlan] = []
