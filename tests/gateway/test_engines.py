@@ -118,8 +118,9 @@ def test_every_dialect_s_streams_go_on(servers: list[RealServer]) -> None:
     )
 
 
-def test_streams_of_an_engine_that_is_killed_end_as_if_it_had_not_been(
-    servers: list[RealServer],
+@pytest.mark.parametrize("drained", [False, True])
+def test_streams_of_an_engine_that_is_killed_or_drained_end_as_if_it_had_not_been(
+    servers: list[RealServer], *, drained: bool
 ) -> None:
     rows = [{"name": n, "url": s.url} for n, s in zip("ab", servers, strict=True)]
     door = Door({"targets": rows, "routing": {"policy": "round-robin"}}, Security(), records=True)
@@ -128,7 +129,10 @@ def test_streams_of_an_engine_that_is_killed_end_as_if_it_had_not_been(
         with ThreadPoolExecutor(number) as threads:
             running = [threads.submit(_stream, door.url, i, some) for i in range(number)]
             assert some.wait(30)
-            servers[0].process.kill()
+            if drained:
+                servers[0].http.post("/admin/engines/drain", json={}).raise_for_status()
+            else:
+                servers[0].process.kill()
             texts = [one.result() for one in running]
         assert door.http.get("/v1/models").json()["data"][0]["id"] == "brook"
         assert len(door.records) == number
