@@ -148,7 +148,7 @@ CASES = {
     "qwen3-next": Case("qwen3-next", 2048, 2),
     "gpt2": Case("gpt2", 1024, 8),
     "phi3, fused": Case("phi3", 1024, 4),
-    "llama, GQA, Q4_K GGUF": Case("llama-gqa", 2048, 4, gguf="q4_k"),
+    "qwen3-0.6b, Q4_K GGUF": Case("qwen3-0.6b", 2048, 2, gguf="q4_k"),
     "qwen3-0.6b, Q8_0 GGUF": Case("qwen3-0.6b", 1024, 4, gguf="q8_0"),
 }  # fmt: skip
 

@@ -19,6 +19,7 @@ from tidemill.contract.speculation import DRAFT, EAGLE, MEDUSA, read_setting
 from tidemill.models import tensors as names
 from tidemill.models.layers import Attention, Layer, Moe, Recurrent
 from tidemill.models.spec import DecoderSpec
+from tidemill.worker.machine import usable_cpus
 from tidemill.worker.opening import Opened, open_files, stored_quantization
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ EAGLE_PART = "EAGLE head"
 _TOKEN_BYTES = 64
 # Tokens whose experts are computed at once (kMoeChunkTokens).
 _EXPERT_TOKENS = 512
+# Positions of a span of attention (kSpan), queries and query-heads of a tile of it; contexts beyond
+# `_SPANNED` are taken to be rare.
+_SPAN = 512
+_TILE_QUERIES = (8, 64)
+_TILE_HEADS = 128
+_SPANNED = 16384
 
 _PARTS = {
     names.EMBED: "embedding",
@@ -116,7 +123,11 @@ def _of_model(config: EngineConfig, opened: Opened) -> MemoryNeeds:
         context=context,
         state=spec.state_bytes if spec.foreign is None else 0,
         tables=_tables(spec, context),
-        step=config.tensor_parallel * tokens * _step_token_bytes(spec, options.dtype),
+        step=config.tensor_parallel
+        * (
+            tokens * _step_token_bytes(spec, options.dtype)
+            + _span_bytes(spec, context, config.threads or usable_cpus())
+        ),
         sequence=_FLOAT * spec.vocab_size if spec.generates else 0,
         process=config.tensor_parallel * PROCESS_BYTES
         + _BACKEND_BYTES[opened.backend]
@@ -179,13 +190,18 @@ def _step_token_bytes(spec: DecoderSpec, dtype: str) -> int:
     hidden = spec.hidden_size
     if not spec.layers:
         return 12 * _FLOAT * hidden  # a foreign model
-    qkv = heads = mixed = feed = experts = 0
+    qkv = heads = mixed = feed = experts = by_head = 0
     widest = hidden
     for layer in spec.layers:
         if (attention := layer.attention) is not None:
             qkv = max(qkv, _qkv(attention))
             heads = max(heads, attention.heads * attention.v_dim * (2 if attention.gated else 1))
-            widest = max(widest, attention.heads * attention.v_dim)
+            if (latent := attention.latent) is None:
+                widest = max(widest, attention.heads * attention.v_dim)
+            else:
+                # Each head's rows are packed for its own products.
+                widest = max(widest, attention.heads * latent.value)
+                by_head = max(by_head, attention.heads * max(latent.nope, latent.rank))
         if layer.recurrent is not None:
             mixed = max(mixed, _mixed(layer.recurrent))
             widest = max(widest, layer.recurrent.inner)
@@ -197,14 +213,33 @@ def _step_token_bytes(spec: DecoderSpec, dtype: str) -> int:
     # that waits for its next layers.
     residual = hidden * (5 if mixed or spec.layers[0].parallel else 4)
     rows = residual + qkv + heads + mixed + feed
-    return _FLOAT * rows + 2 * packed * widest + experts
+    return _FLOAT * rows + 2 * packed * (widest + by_head) + experts
+
+
+def _span_bytes(spec: DecoderSpec, context: int, threads: int) -> int:
+    """Partial results of attention over a long context, of which threads compute a span each where
+    there are too few rows for all of them (csrc/model/attend.cpp); of contexts up to `_SPANNED`."""
+    found = {}
+    for attention in spec.attentions().values():
+        group = attention.heads // attention.kv_heads
+        least = min(_TILE_QUERIES[0], max(1, 2 * _TILE_HEADS // group))
+        queries = min(_TILE_QUERIES[1], max(least, _TILE_HEADS // group))
+        tiles = (4 * threads - 1) // attention.kv_heads * attention.kv_heads
+        reach = min(context, _SPANNED, attention.window or context)
+        if threads > 1 and reach > _SPAN:
+            state = queries * group * (2 + attention.v_dim)
+            shape = (attention.heads, attention.kv_heads, attention.v_dim, attention.window)
+            found[shape] = _FLOAT * tiles * -(-reach // _SPAN) * state
+    return sum(found.values())
 
 
 def _qkv(attention: Attention) -> int:
     if attention.latent is None:
         return (attention.heads + 2 * attention.kv_heads) * attention.head_dim
     latent = attention.latent
-    return attention.heads * (latent.nope + latent.rope + latent.rank) + latent.rank
+    query, cached = latent.nope + latent.rope, latent.rank + latent.rope
+    # As projected, and as attention reads it: in the latents' space.
+    return attention.heads * (max(query, latent.value) + cached) + cached + (latent.q_rank or 0)
 
 
 def _mixed(mixer: Recurrent) -> int:
