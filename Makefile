@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check bench-gate wheel wheel-aarch64 sbom licences try-service clean-room clean-room-aarch64 reproducible
+.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check plan-memory plan-edges bench-gate wheel wheel-aarch64 sbom licences try-service clean-room clean-room-aarch64 reproducible
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -173,6 +173,10 @@ many-models: test-install ## three models in the memory of two while engines are
 
 plan-memory: test-install ## what `tidemill plan` predicts beside what `serve` takes, 28 cases; writes docs/planning.md (10 minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.plan_memory --write $(ARGS)
+
+plan-edges: test-install ## is "fits" ever wrong with just that memory, 60 cases under a cgroup's limit, as root (30 minutes)
+	PYTHONPATH=tests $(BIN)/python -m load.plan_edges --write $(ARGS)
+
 adapters: test-install ## 300 adapters of brook in the memory of 24 while engines are killed, and what loading costs others (minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.adapters $(ARGS)
 

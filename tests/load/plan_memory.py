@@ -205,11 +205,12 @@ def model_of(case: Case, folder: Path) -> str:
         return str(path)
     file = folder / f"{case.shape}-{case.gguf}.gguf"
     if not file.exists():
-        _tidemill("quantize", "--type", case.gguf, str(path), str(file))
+        tidemill_says("quantize", "--type", case.gguf, str(path), str(file))
     return str(file)
 
 
-def _tidemill(*arguments: str) -> str:
+def tidemill_says(*arguments: str) -> str:
+    """What the command line prints."""
     done = subprocess.run(
         [sys.executable, "-m", "tidemill", *arguments], capture_output=True, text=True, timeout=600
     )
@@ -223,13 +224,13 @@ def measure(case: Case, folder: Path) -> Found:
     model = model_of(case, folder)
     shared = ("--max-num-seqs", str(case.streams), *case.flags)
     asked = ("--context", str(case.context), "--concurrency", str(case.streams), *shared)
-    first = json.loads(_tidemill("plan", model, "--json", *asked))
+    first = json.loads(tidemill_says("plan", model, "--json", *asked))
     # A recurrent model's states and their copies for prefixes take a part of this.
     cache = str(
         max(MIB, 2 * first["cache_bytes"] if first["state_bytes"] else first["cache_bytes"])
     )
     planned = json.loads(
-        _tidemill("plan", model, "--json", "--max-model-len", str(case.context),
+        tidemill_says("plan", model, "--json", "--max-model-len", str(case.context),
                   "--kv-memory", cache, *shared)
     )  # fmt: skip
     flags = ("--max-model-len", str(case.context), "--kv-memory", cache, "--packed-cache", "off")
@@ -237,7 +238,7 @@ def measure(case: Case, folder: Path) -> Found:
         while "weights loaded" not in server.text:  # laying them out takes more for a while
             time.sleep(_SAMPLE_SECONDS)
         with _peak(server) as peak:
-            _fill(server, case, planned)
+            fill(server, case, planned)
             time.sleep(3 * _SAMPLE_SECONDS)
         return Found(planned, *peak)
 
@@ -251,9 +252,8 @@ def _peak(server: RealServer) -> Iterator[list[int]]:
     def look() -> None:
         while not stop.wait(_SAMPLE_SECONDS):
             with contextlib.suppress(OSError, psutil.Error):  # a process ended meanwhile
-                pids = [server.process.pid, engine]
-                pids += [p.pid for p in psutil.Process(server.process.pid).children(recursive=True)]
-                highest[:] = map(max, highest, (taken_bytes({*pids}), taken_bytes({engine})))
+                pids = pids_of(server) | {engine}
+                highest[:] = map(max, highest, (taken_bytes(pids), taken_bytes({engine})))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -264,9 +264,26 @@ def _peak(server: RealServer) -> Iterator[list[int]]:
         thread.join()
 
 
+def pids_of(server: RealServer) -> set[int]:
+    """All processes of a server."""
+    first = server.process.pid
+    return {first, *(p.pid for p in psutil.Process(first).children(recursive=True))}
+
+
 def taken_bytes(pids: Iterable[int]) -> int:
     """What the proportional set size of processes would be if no others shared their files: pages
     of their own, and resident parts of files once."""
+    own, files = _own_and_files(pids)
+    return own + sum(files.values())
+
+
+def file_bytes(pids: Iterable[int], but: str) -> int:
+    """Resident parts of files, once each; without those whose name ends so."""
+    _, files = _own_and_files(pids)
+    return sum(nbytes for (name, _), nbytes in files.items() if not name.endswith(but))
+
+
+def _own_and_files(pids: Iterable[int]) -> tuple[int, dict[tuple[str, str], int]]:
     own, shared = 0, dict[tuple[str, str], int]()
     for pid in pids:
         place: tuple[str, str] | None = None
@@ -282,10 +299,10 @@ def taken_bytes(pids: Iterable[int]) -> int:
                     shared[place] = max(shared.get(place, 0), resident - anonymous)
             elif not words[0].endswith(":"):
                 place = (words[5], words[2]) if len(words) > 5 and words[5][0] == "/" else None
-    return 1024 * (own + sum(shared.values()))
+    return 1024 * own, {place: 1024 * kib for place, kib in shared.items()}
 
 
-def _fill(server: RealServer, case: Case, planned: dict[str, Any]) -> None:
+def fill(server: RealServer, case: Case, planned: dict[str, Any], times: int = 2) -> None:
     """As many requests of full length as the cache holds; twice, since steps differ."""
     drawn = random.Random(0)
     tokens = int(planned["context"])
@@ -302,7 +319,7 @@ def _fill(server: RealServer, case: Case, planned: dict[str, Any]) -> None:
         )
         assert answer.status_code == 200, answer.text
 
-    for _ in range(2):
+    for _ in range(times):
         with ThreadPoolExecutor(case.streams) as pool:
             list(pool.map(ask, prompts))
 

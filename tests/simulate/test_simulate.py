@@ -227,3 +227,30 @@ def test_a_model_without_costs_is_told_what_to_do(tmp_path: Path) -> None:
         env={"TIDEMILL_HOME": str(tmp_path)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2 and "tidemill calibrate nothing" in done.stderr
+
+
+def test_speculation_pays_as_far_as_drafts_come_true() -> None:
+    how = {"concurrency": (2,), "requests": 12, "output_tokens": 120}
+
+    def tokens_per_second(acceptance: float | None, draft_ms: float = 0.0) -> float:
+        fleet = FleetOptions(noise=False, acceptance=acceptance, draft_ms=draft_ms)
+        found = point(fleet, **how)
+        assert found.output_tokens == 12 * 120  # the same tokens, however many come at once
+        return found.output_throughput
+
+    without, never = tokens_per_second(None), tokens_per_second(0.0)
+    sometimes, often = tokens_per_second(0.5), tokens_per_second(0.9)
+    assert without == pytest.approx(never, rel=0.05)  # the controller stops what does not pay
+    assert 1.2 * without < sometimes < 0.8 * often
+    assert sometimes > tokens_per_second(0.5, 1.0) and often > tokens_per_second(0.9, 1.0)
+    # A drafter that is slower than the steps is left alone, once that is known.
+    assert tokens_per_second(0.5, 20.0) > 0.7 * without
+
+
+def test_equal_seeds_draft_alike() -> None:
+    fleet = FleetOptions(engines=2, acceptance=0.7, draft_ms=0.5)
+    how = {"rates": (4.0,), "requests": 30}
+    found = [simulated(fleet, **how, seed=seed).points[0].latencies for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+    with pytest.raises(TidemillError, match="acceptance is a share"):
+        simulated(FleetOptions(acceptance=1.5))

@@ -37,6 +37,10 @@ def fleet_of(
     speed: float = option(1.0, help="Steps take this many times less than measured."),
     noise: bool = option(True, help="Steps vary as the measured ones did."),
     admission: bool = option(True, help="Servers answer 429 where their queue is full."),
+    acceptance: float | None = option(
+        None, help="Engines speculate: how likely a draft comes true where those before it have."
+    ),
+    draft_ms: float = option(0.0, help="What a drafter takes for each token that it proposes."),
 ) -> FleetOptions:
     """The servers that these flags describe."""
     from tidemill.simulate.run import FleetOptions
@@ -46,7 +50,9 @@ def fleet_of(
         "max_model_len": max_model_len, "prefix_caching": prefix_caching,
     }  # fmt: skip
     given = {name: value for name, value in sizes.items() if value is not None}
-    return FleetOptions(engines, policy, given, max_itl_ms, speed, noise, admission)
+    return FleetOptions(
+        engines, policy, given, max_itl_ms, speed, noise, admission, acceptance, draft_ms
+    )
 
 
 def simulate_load(

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 from typing import cast
 
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.plan import RowResult, StepPlan, StepResult, StepTimings
+from tidemill.contract.plan import Drafting, Row, RowResult, StepPlan, StepResult, StepTimings
 from tidemill.contract.request import EngineRequest, FinishReason
+from tidemill.contract.speculation import AUTO, DRAFT
 from tidemill.contract.wire import EngineInfo
 from tidemill.engine.core import LAUNCH_FRACTION, make_scheduler
 from tidemill.executor.base import Executor
@@ -26,6 +27,7 @@ from tidemill.sched.scheduler import Scheduler
 from tidemill.sched.sequence import Emission
 from tidemill.simulate.costs import Costs, EngineFacts, Work, work_of
 from tidemill.simulate.decode import COMMIT_SHARE, VOCAB, Ahead, Landed, token_at
+from tidemill.simulate.drafts import Drafts
 from tidemill.simulate.timeline import Timeline
 
 Deliver = Callable[[float, list[Emission]], None]
@@ -34,8 +36,8 @@ DeliverRun = Callable[[Sequence[RunRow], Sequence[Landed]], None]
 _LOOK_EVERY = 16
 
 
-def info_of(facts: EngineFacts) -> EngineInfo:
-    """What an engine of these facts would say of itself."""
+def info_of(facts: EngineFacts, speculation: str | None = None) -> EngineInfo:
+    """What an engine of these facts would say of itself; `speculation` as in `EngineInfo`."""
     return EngineInfo(
         model=facts.model,
         backend=facts.backend,
@@ -56,16 +58,21 @@ def info_of(facts: EngineFacts) -> EngineInfo:
         max_step_tokens=facts.max_step_tokens,
         prefix_caching=facts.prefix_caching,
         identity=facts.identity,
+        speculation=speculation,
+        drafters=() if speculation is None else (DRAFT,),
     )
 
 
 def scheduler_of(
-    facts: EngineFacts, clock: Callable[[], float], max_itl_ms: float | None = None
+    facts: EngineFacts,
+    clock: Callable[[], float],
+    max_itl_ms: float | None = None,
+    speculation: str | None = None,
 ) -> Scheduler:
     """The scheduler that an engine of these facts has."""
     opened = OpenedExecutor(
         cast("Executor", SimpleNamespace()),
-        info_of(facts),
+        info_of(facts, speculation),
         facts.identity or facts.model,
         facts.groups,
         recurrent=facts.recurrent,
@@ -78,11 +85,12 @@ def scheduler_of(
 
 @dataclass(slots=True)
 class _Step:
-    """A plan in flight, and when it begins and ends."""
+    """A plan in flight, when it begins and ends, and what its drafters do at its end."""
 
     plan: StepPlan
     begins: float
     ends: float
+    drafting: tuple[Drafting, ...] = ()
 
 
 class SimulatedEngine:
@@ -97,6 +105,7 @@ class SimulatedEngine:
             little later than now.
         deliver_run: is given the rows of steps that give each of them a token and nothing else.
         max_itl_ms: as `EngineConfig.max_itl_ms`.
+        drafts: what drafts for its streams; None: nothing.
 
     Attributes:
         scheduler: the real one.
@@ -117,8 +126,11 @@ class SimulatedEngine:
         deliver: Deliver,
         deliver_run: DeliverRun,
         max_itl_ms: float | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
-        self.scheduler = scheduler_of(facts, timeline.clock, max_itl_ms)
+        speculation = None if drafts is None else AUTO
+        self.scheduler = scheduler_of(facts, timeline.clock, max_itl_ms, speculation)
+        self._drafts = drafts
         self.most = Work(0, 0, 0, 0, 0)
         self.busy = 0.0
         self.waits: Counter[str] = Counter()
@@ -196,7 +208,9 @@ class SimulatedEngine:
         if self._in_flight:
             begins = max(begins, self._in_flight[-1].ends)
         seconds = self._step.of(work) * self._draw()
-        self._in_flight.append(_Step(plan, begins, begins + seconds))
+        drafting = () if self._drafts is None else self._drafts.drafting(plan)
+        ends = begins + seconds + sum(drafter.seconds for drafter in drafting)
+        self._in_flight.append(_Step(plan, begins, ends, drafting))
         self._count(work, seconds)
         if self._launched % _LOOK_EVERY == 0:
             self._look()
@@ -245,16 +259,15 @@ class SimulatedEngine:
     def _land(self) -> None:
         """The oldest step has ended."""
         step = self._in_flight.popleft()
-        rows = tuple(
-            RowResult(
-                seq_id=row.seq_id,
-                token_ids=(token_at(row.seq_id, row.start),) if row.sample else (),
-            )
-            for row in step.plan.rows
-        )
+        rows = tuple(self._result(row) for row in step.plan.rows)
         seconds = step.ends - step.begins
+        if step.drafting:
+            seconds -= sum(drafter.seconds for drafter in step.drafting)
         result = StepResult(
-            step_id=step.plan.step_id, rows=rows, timings=StepTimings(0.0, seconds, 0.0, seconds)
+            step_id=step.plan.step_id,
+            rows=rows,
+            timings=StepTimings(0.0, seconds, 0.0, seconds),
+            drafting=step.drafting,
         )
         self._outputs += self.scheduler.commit(step.plan, result)
         if self._in_flight or not (self.scheduler.has_work or self._inbox):
@@ -264,6 +277,13 @@ class SimulatedEngine:
             self._turn()
         else:
             self._idle = True
+
+    def _result(self, row: Row) -> RowResult:
+        if not row.sample:
+            return RowResult(seq_id=row.seq_id)
+        if self._drafts is not None:
+            return self._drafts.result(row)
+        return RowResult(seq_id=row.seq_id, token_ids=(token_at(row.seq_id, row.start),))
 
     # -- steps that only decode --------------------------------------------------------------
 

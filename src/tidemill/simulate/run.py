@@ -14,8 +14,10 @@ from tidemill.bench.options import BenchOptions
 from tidemill.bench.points import Progress, Run, workload_facts
 from tidemill.bench.results import BenchReport
 from tidemill.bench.workload import Workload
+from tidemill.contract.speculation import DRAFT
 from tidemill.gateway.routing.policy import DEFAULT, POLICIES
 from tidemill.simulate.costs import Costs, Work
+from tidemill.simulate.drafts import Drafts, Speculation
 from tidemill.simulate.fleet import Fleet
 from tidemill.simulate.loops import Sends, SimulatedLoops, at_once
 from tidemill.simulate.noise import no_noise, noise
@@ -46,6 +48,9 @@ class FleetOptions:
         speed: steps take this many times less than was measured (what another device would do).
         noise: steps vary as the measured ones did; else each takes what was fitted.
         admission: the server's own admission answers 429 where its queue is full.
+        acceptance: engines speculate: how likely a draft comes true where those before it have;
+            None: they do not.
+        draft_ms: what a drafter takes for each token that it proposes.
     """
 
     engines: int = 1
@@ -55,6 +60,8 @@ class FleetOptions:
     speed: float = 1.0
     noise: bool = True
     admission: bool = True
+    acceptance: float | None = None
+    draft_ms: float = 0.0
 
     def validate(self) -> FleetOptions:
         """Return self if the options make sense.
@@ -71,6 +78,10 @@ class FleetOptions:
             raise config_error("speed", "speed must be above 0")
         if self.max_itl_ms is not None and self.max_itl_ms <= 0:
             raise config_error("max_itl_ms", "max_itl_ms must be above 0")
+        if self.acceptance is not None and not 0 <= self.acceptance <= 1:
+            raise config_error("acceptance", "acceptance is a share, from 0 to 1")
+        if self.draft_ms < 0:
+            raise config_error("draft_ms", "draft_ms must be at least 0")
         for name, value in self.sizes.items():
             if name not in SIZES:
                 raise config_error(name, f"sizes are {', '.join(SIZES)}")
@@ -96,7 +107,7 @@ class Simulation:
         self.servers = [
             SimulatedServer(
                 self.timeline, self.facts, self.costs, _noise(costs, fleet, f"{seed} {place}"),
-                fleet.max_itl_ms, admits=fleet.admission,
+                fleet.max_itl_ms, admits=fleet.admission, drafts=_drafts(fleet, f"{seed} {place}"),
             )
             for place in range(fleet.engines)
         ]  # fmt: skip
@@ -139,6 +150,12 @@ class Simulation:
 
 def _noise(costs: Costs, fleet: FleetOptions, seed: str) -> Callable[[], float]:
     return noise(costs.residuals.ratios, seed) if fleet.noise else no_noise
+
+
+def _drafts(fleet: FleetOptions, seed: str) -> Drafts | None:
+    if fleet.acceptance is None:
+        return None
+    return Drafts(Speculation(fleet.acceptance, fleet.draft_ms / 1000), DRAFT, seed)
 
 
 def faster(costs: Costs, speed: float) -> Costs:
@@ -215,7 +232,8 @@ def simulate(
 def fleet_facts(fleet: FleetOptions) -> dict[str, object]:
     """The options of a fleet that differ from their defaults."""
     plain = FleetOptions()
-    names = ("engines", "policy", "max_itl_ms", "speed", "noise", "admission")
+    names = ("engines", "policy", "max_itl_ms", "speed", "noise", "admission",
+             "acceptance", "draft_ms")  # fmt: skip
     found: dict[str, object] = {
         name: getattr(fleet, name) for name in names if getattr(fleet, name) != getattr(plain, name)
     }

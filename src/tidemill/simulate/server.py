@@ -15,6 +15,7 @@ from tidemill.sched.sequence import Emission
 from tidemill.simulate.admission import SimulatedAdmission
 from tidemill.simulate.costs import Costs, EngineFacts
 from tidemill.simulate.decode import Landed, token_at
+from tidemill.simulate.drafts import Drafts
 from tidemill.simulate.engine import SimulatedEngine, info_of
 from tidemill.simulate.timeline import Timeline
 
@@ -49,7 +50,7 @@ class SimulatedServer:
 
     Args:
         timeline: its time.
-        facts, costs, noise, max_itl_ms: see `SimulatedEngine`.
+        facts, costs, noise, max_itl_ms, drafts: see `SimulatedEngine`.
 
         admits: with the server's admission, which answers 429 where its queue is full.
 
@@ -67,11 +68,19 @@ class SimulatedServer:
         max_itl_ms: float | None = None,
         *,
         admits: bool = True,
+        drafts: Drafts | None = None,
     ) -> None:
         self.refused = 0
         self._admission = SimulatedAdmission(info_of(facts), timeline.clock) if admits else None
         self.engine = SimulatedEngine(
-            timeline, facts, costs, noise, self._receive, self._receive_run, max_itl_ms
+            timeline,
+            facts,
+            costs,
+            noise,
+            self._receive,
+            self._receive_run,
+            max_itl_ms,
+            drafts,
         )
         self._timeline = timeline
         self._host = costs.host
