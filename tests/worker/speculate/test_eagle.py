@@ -209,6 +209,41 @@ def test_drafts_are_those_of_the_whole_layer(
     target.close()
 
 
+def test_what_nobody_asks_for_is_forgotten_unread(tmp_path: Path) -> None:
+    """Of 150 tokens one by one, those before the last 22 where no drafts were asked for meanwhile,
+    and none where some were."""
+    native = import_module("tidemill.backends.native")
+    tensors = head("")
+    files = read_eagle(write(tmp_path, tensors), SPEC, "m")
+    target = native.load(SPEC, TENSORS, options(max_positions=256))
+    target.allocate_cache((8,))
+    assert files.output is not None
+    output = Matrix(bare_output(files.output, SPEC, native.load, options(), "native"))
+    inputs = InputBuilder(1, 256, 16)
+    drafter = EagleDrafter(target, inputs, files, output, {}, lambda: True, 256)
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(0, VOCAB, 151).astype(np.int32)
+    streams = rng.normal(size=(3, 150, WIDTH)).astype(np.float32)
+    streams[0] = EMBED[tokens[:150]]
+    for i in range(2):
+        new = NewSequence(seq_id=i, request_id="", choice=0, token_ids=tuple(tokens.tolist()),
+                          prompt_len=13, sampling=SamplingParams(temperature=0.0))  # fmt: skip
+        inputs.prepare(StepPlan(step_id=i, new=(new,), rows=(
+            Row(seq_id=i, start=0, count=2, new_blocks=((i,),)),)))  # fmt: skip
+        drafter.add(new, 0)
+    for at in range(150):
+        for i in range(2):
+            drafter.learn(i, at, tokens, streams[:, at : at + 1])
+        if at == 100:
+            drafter.propose([Wanted(0, tokens[:102], 2)])
+    for i, first in enumerate((0, 128)):
+        want = reference(tensors, tokens.tolist(), streams[[1, 2, 2]], first, 3, None)
+        (got,) = drafter.propose([Wanted(i, tokens, 3)])
+        assert list(got.token_ids) == want[: len(got.token_ids)] and got.token_ids
+    drafter.close()
+    target.close()
+
+
 def test_other_heads_are_refused(tmp_path: Path) -> None:
     def refusal(tensors: Tensors, config: dict[str, Any] = CONFIG) -> str:
         with pytest.raises(TidemillError) as caught:

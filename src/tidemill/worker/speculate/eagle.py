@@ -12,7 +12,7 @@ model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,10 @@ Float32 = NDArray[np.float32]
 
 _EMBEDDED = 0
 """The residual stream in front of layer 0 is the embedding."""
+_UNREAD = 128
+"""Tokens of a sequence that wait to be read: many together take little longer than one."""
+_AT_ONCE = 16
+"""Tokens of a prompt's chunk are at least so many: they are read at once."""
 _RAREST = 1e-7
 """Weight, beside the likeliest token's 1, below which a token is not drawn."""
 
@@ -40,10 +44,21 @@ _RAREST = 1e-7
 @dataclass(slots=True)
 class _State:
     """What the head has of a sequence: keys and values up to `cache.end`, and the state of that
-    position, whose following token is not read yet; None: it has nothing."""
+    position, whose following token is not read yet; None: it has nothing.
+
+    Attributes:
+        unread: what the model computed behind that: tokens, and streams [layers, tokens, width].
+        start: position of the first of them.
+        count: how many they are.
+        asked: drafts were asked for since it was last full.
+    """
 
     cache: Cache
     g: Float32 | None = None
+    unread: list[tuple[Int32, Float32]] = field(default_factory=list)
+    start: int = 0
+    count: int = 0
+    asked: bool = False
 
 
 @dataclass(slots=True)
@@ -127,18 +142,44 @@ class EagleDrafter:
         self._states.pop(seq_id, None)
 
     def learn(self, seq_id: int, start: int, tokens: Int32, streams: Float32) -> None:
-        """See LayerReader."""
-        state = self._states.get(seq_id)
+        """See LayerReader. Few tokens are kept until drafts are asked for, or there are many. Of a
+        sequence of which none were asked for all the while they are forgotten, and what lies before
+        them too."""
+        state, count = self._states.get(seq_id), streams.shape[1]
         if state is None:
             return
-        count = streams.shape[1]
+        if state.unread and start != state.start + state.count:
+            self._read_unread(state)
+        if not state.unread:
+            state.start = start
+        state.unread.append((tokens[start : start + count].copy(), streams.copy()))
+        state.count += count
+        if count >= _AT_ONCE:
+            self._read_unread(state)
+        elif state.count >= _UNREAD:
+            if state.asked:
+                self._read_unread(state)
+            else:
+                state.unread, state.count = [], 0
+                state.cache, state.g = self._layer.cache(start + count), None
+            state.asked = False
+
+    def _read_unread(self, state: _State) -> None:
+        if state.unread:
+            tokens = np.concatenate([one for one, _ in state.unread])
+            streams = np.concatenate([streams for _, streams in state.unread], axis=1)
+            state.unread, state.count = [], 0
+            self._read(state, state.start, tokens, streams)
+
+    def _read(self, state: _State, start: int, tokens: Int32, streams: Float32) -> None:
+        """Read tokens [tokens] with their streams [layers, tokens, width]."""
         if not state.cache.first <= start <= state.cache.end + (state.g is not None):
             state.cache, state.g = self._layer.cache(start), None
         elif start <= state.cache.end:  # computed once more
             state.cache.end, state.g = start, None
         embedded = streams[0]
         if self._embedding is not None:
-            embedded = self._rows(tokens[start : start + count])
+            embedded = self._rows(tokens)
         g = self._layer.states(streams[self._places])
         if state.g is None:
             # The token at `start` goes with the state before it.
@@ -155,7 +196,11 @@ class EagleDrafter:
         chains: dict[int, _Chain] = {}
         for one in wanted:
             state = self._states.get(one.seq_id)
-            if state is None or state.g is None or one.most < 1:
+            if state is None or one.most < 1:
+                continue
+            self._read_unread(state)
+            state.asked = True
+            if state.g is None:
                 continue
             # It guesses from the state of the position in front of the last known token.
             if state.cache.end == len(one.tokens) - 2:
