@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from tidemill.base.clock import monotonic
-from tidemill.base.errors import config_error
+from tidemill.base.errors import TidemillError, config_error
 from tidemill.contract.request import ChoiceOutput, EngineRequest
 from tidemill.contract.wire import Cancel, EngineInfo, Outputs, Submit
 from tidemill.engine.connection import EngineConnection, unavailable
@@ -29,6 +29,12 @@ from tidemill.transfer.link import (
 
 SAME_CLOCK_SECONDS = 0.05
 """Clocks that differ by less than this and the way between them are the same one."""
+
+
+LOOK_SECONDS = 2.0
+SILENCE_SECONDS = 8.0
+"""An engine that does not say how it is for so long is lost: the network may not tell. It answers
+between two steps."""
 
 
 class Clock(msgspec.Struct, frozen=True, array_like=True):
@@ -51,6 +57,7 @@ class RemoteEngine:
         self.address = address
         self._connection = connection
         self._ahead = ahead
+        self._watch = asyncio.create_task(self._watching(), name="tidemill-remote")
 
     @classmethod
     async def open(
@@ -104,7 +111,17 @@ class RemoteEngine:
 
     async def close(self, reason: str) -> None:
         """End the connection."""
+        self._watch.cancel()
         await self._connection.close(reason)
+
+    async def _watching(self) -> None:
+        try:
+            while self._connection.open:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    await self._connection.stats()
+                await asyncio.sleep(LOOK_SECONDS)
+        except (TidemillError, TimeoutError):
+            self._connection.abort("it does not answer")
 
 
 def _open(address: str, key: bytes) -> tuple[Link, Clock, float]:

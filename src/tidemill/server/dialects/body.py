@@ -10,7 +10,6 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from tidemill.contract.position import HEADER
 from tidemill.server.access.limits import Limits
 from tidemill.server.admission.bodies import Hold
 from tidemill.server.dialects.bounds import check_fields, check_shape
@@ -39,6 +38,9 @@ _CHARSETS = {
 }
 """What ``charset=`` may say, and the codec for it; RFC 8259 knows UTF-8 alone."""
 
+_POSITION = "x-tidemill-position"
+"""`contract.position.HEADER`, which is imported when it is first sent."""
+
 _BROWSER = frozenset({"origin", "referer", "sec-fetch-site", "sec-fetch-mode"})
 
 
@@ -64,7 +66,7 @@ async def read_body(request: Request, limits: Limits, *, bare: bool = False) -> 
         raise reject(415, f"Content-Type must be application/json; {got}")
     decoder = _decoder(request)
     body = await read_bytes(request, limits)
-    if (position := request.headers.get(HEADER)) is not None:
+    if (position := request.headers.get(_POSITION)) is not None:
         from tidemill.server.host.position import read_position  # few ask for it
 
         request.state.positions, body = read_position(position, body)

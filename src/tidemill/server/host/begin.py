@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidemill.base.errors import bad_request, unsupported
-from tidemill.contract.position import HEADER
 from tidemill.generation.prepare import prepare
 from tidemill.generation.request import GenerateRequest
 from tidemill.server.host.generation import EngineGeneration, Generation
@@ -51,6 +50,8 @@ async def begin_generation(
     if model.watch is not None and not asked.adapters:
         model.watch.asked = asked
     if positions is not None and positions.resumes and (model.pipeline is not None or not streamed):
+        from tidemill.contract.position import HEADER  # few have one
+
         what = "a pipeline" if streamed else "a request that is not streamed"
         raise unsupported(HEADER, f"the answer of {what} cannot be gone on with")
     if model.pipeline is not None:
