@@ -78,6 +78,9 @@ def document_of(
         version: of the API.
         routes: all of them.
         dialects: those of the routes, for the shapes of their errors.
+
+    Raises:
+        ValueError: two bodies have the same name.
     """
     shaped = {f"{d.name.title()}{ERROR}": d for d in dialects if d.error_schema}
     shapes = {e.handler: name for name, d in shaped.items() for e in d.endpoints}
@@ -92,6 +95,8 @@ def document_of(
         ref_template="#/components/schemas/{name}",
     )
     for body in {inner for r in routes if r.body is not None for inner in bodies_in(r.body)}:
+        if body.__name__ not in definitions:
+            raise ValueError(f"{body.__name__} is the name of two bodies: rename one of them")
         _add_known(definitions[body.__name__], body)
     return {
         "openapi": "3.1.0",
