@@ -24,9 +24,9 @@ def test_base_install_asks_for_no_accelerator_stack() -> None:
     assert [str(r.specifier) for r in extra] == [">=2.11"]
 
 
-def test_bundled_model_is_within_12_mb() -> None:
+def test_bundled_model_is_within_14_mb() -> None:
     folder = bundled_models()["brook"]
-    assert sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) <= 12_000_000
+    assert sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) <= 14_000_000
 
 
 def test_serving_imports_no_torch() -> None:

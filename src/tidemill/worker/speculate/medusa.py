@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.backends.base import LOGITS_LAST, Backend, EmbeddingOverrides, Int32, StepInputs
+from tidemill.backends.base import LOGITS_LAST, Backend, EmbeddingOverrides, Int32
 from tidemill.contract.plan import NewSequence
 from tidemill.worker.inputs import InputBuilder
 from tidemill.worker.speculate.drafter import NOTHING, Proposal, Wanted
 from tidemill.worker.speculate.heads import Head
+from tidemill.worker.speculate.matrices import bare_step
 from tidemill.worker.speculate.rounds import confidence_of
 
 Float32 = NDArray[np.float32]
@@ -123,26 +124,14 @@ class MedusaDrafter:
         if skip is None:
             tables = [np.zeros((count, 1), np.int32)]
         self._steps += 1
-        outputs = backend.submit(
-            StepInputs(
-                step_id=self._steps,
-                token_ids=np.zeros(count, np.int32),
-                row_start=np.arange(count + 1, dtype=np.int32),
-                context_len=np.zeros(count, np.int32),
-                block_tables=tuple(np.ascontiguousarray(table) for table in tables),
-                logits=np.full(count, LOGITS_LAST, np.uint8),
-                sample=np.ones(count, np.uint8),
-                await_mask=np.zeros(count, np.uint8),
-                target_ids=np.full(count, -1, np.int32),
-                target_logprobs=np.full(count, -1, np.int32),
-                copies=tuple(np.zeros((0, 2), np.int32) for _ in range(groups)),
-                sampling=sampling,
-                skip=skip,
-                overrides=EmbeddingOverrides(
-                    np.arange(count, dtype=np.int32), np.ascontiguousarray(x, np.float32)
-                ),
-            )
-        ).result()
+        step = bare_step(self._steps, np.zeros(count, np.int32), tables, skip)
+        step.logits = np.full(count, LOGITS_LAST, np.uint8)
+        step.sample = np.ones(count, np.uint8)
+        step.sampling = sampling
+        step.overrides = EmbeddingOverrides(
+            np.arange(count, dtype=np.int32), np.ascontiguousarray(x, np.float32)
+        )
+        outputs = backend.submit(step).result()
         assert outputs.logprobs is not None
         return outputs.sampled, outputs.logprobs.chosen
 
