@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check plan-memory plan-edges bench-gate wheel wheel-aarch64 sbom licences try-service clean-room clean-room-aarch64 reproducible
+.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check plan-check plan-memory plan-edges bench-gate wheel wheel-aarch64 sbom licences try-service clean-room clean-room-aarch64 reproducible
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -170,6 +170,9 @@ load: test-install ## 5,000 idle connections and 1,000 streams on one server (a 
 
 many-models: test-install ## three models in the memory of two while engines are killed, and streams beside loads (minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.many_models $(ARGS)
+
+plan-check: test-install ## the rate that is planned for two engines behind the gateway, and the one they reach here (10 minutes)
+	$(BIN)/python benchmarks/plan_check.py $(ARGS)
 
 plan-memory: test-install ## what `tidemill plan` predicts beside what `serve` takes, 28 cases; writes docs/planning.md (10 minutes)
 	PYTHONPATH=tests $(BIN)/python -m load.plan_memory --write $(ARGS)

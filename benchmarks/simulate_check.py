@@ -6,12 +6,13 @@ costs are fitted to the steps of the calibration loads alone. On a machine that 
 own minutes may be slower than those of the calibration: a second table has the same costs with the
 noise that the load's own steps had, which shows what scheduler, queues and API process add.
 
-    .venv/bin/python benchmarks/simulate_check.py [--model brook-as-qwen3-0.6b] [--rounds 2]
+    .venv/bin/python benchmarks/simulate_check.py [--model NAME] [--rounds 2] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,6 @@ from typing import Any
 
 import harness
 import msgspec
-import psutil
 
 from tidemill.base.clock import monotonic
 from tidemill.bench.load import run_bench
@@ -32,6 +32,7 @@ from tidemill.bench.results import PointReport
 from tidemill.planning.kept import this_machine
 from tidemill.simulate.costs import Costs, EngineFacts, HostSeconds, Work, write_costs
 from tidemill.simulate.fit import Step, fit, fit_gaps
+from tidemill.simulate.http_costs import Answers, measure_http
 from tidemill.simulate.run import FleetOptions, simulate
 
 DOC = harness.ROOT / "docs" / "simulation.md"
@@ -82,6 +83,9 @@ LOADS = (
     ),
 )  # fmt: skip
 
+QUICK = ("1 stream, 128 + 48", "4 streams, 200 + 48", "open, Poisson, half loaded",
+         "shared prefix of 320, 4 streams")  # fmt: skip
+
 
 def options_of(how: dict[str, Any], url: str, seed: int) -> BenchOptions:
     how = dict(how)
@@ -131,10 +135,6 @@ class Measured:
             if any(begin <= when <= end for begin, end in windows)
         ]
 
-    def api_seconds(self) -> float:
-        times = psutil.Process(self.server.pid).cpu_times()
-        return times.user + times.system
-
 
 @contextlib.contextmanager
 def servers(model: Path, quantize: str) -> Iterator[dict[str, Measured]]:
@@ -161,34 +161,24 @@ def servers(model: Path, quantize: str) -> Iterator[dict[str, Measured]]:
 
 @dataclass
 class Calibration:
-    """What calibration loads said: windows of their steps, and seconds of the API process per
-    request and per chunk."""
+    """What calibration loads said: windows of their steps, and answers that tell what requests
+    take beside them."""
 
     windows: list[Window]
-    request: list[float]
-    chunk: list[float]
+    answers: Answers
 
     def measure(self, measured: Measured, seed: int) -> None:
         for place, how in enumerate(CALIBRATION):
-            before = measured.api_seconds()
-            point, window = measured.bench(options_of(how, "", seed + place))
+            _, window = measured.bench(options_of(how, "", seed + place))
             self.windows.append(window)
-            if how is ONE:
-                # What a request takes beside its steps and the engine's loop between them.
-                spent = sum(point.samples["e2e"]) / 1000
-                spent -= sum(step.seconds for step in measured.steps(window))
-                spent -= sum(seconds for _, seconds in measured.gaps(window))
-                self.request.append(max(0.0, spent / point.completed))
-            else:
-                used = measured.api_seconds() - before
-                self.chunk.append(used / max(point.output_tokens, 1))
+        asyncio.run(
+            measure_http(measured.server.url, 1.0, longest=1024, seed=seed, into=self.answers)
+        )
 
     def costs(self, measured: Measured, model: str) -> Costs:
         seconds, residuals, largest = fit(measured.steps(*self.windows))
         step, row = fit_gaps(measured.gaps(*self.windows))
-        host = HostSeconds(
-            step=step, row=row, request=median(self.request), chunk=median(self.chunk)
-        )
+        host = self.answers.costs(HostSeconds(step=step, row=row))
         return Costs(
             engine=EngineFacts(model=model, **measured.facts()), machine=this_machine(),
             step=seconds, host=host, residuals=residuals, measured=largest,
@@ -222,14 +212,19 @@ def own_noise(costs: Costs, steps: Sequence[Step]) -> Costs:
 
 
 def table(
-    costs: Costs, results: dict[str, list[Result]], blocks: dict[str, int], *, own: bool
+    costs: Costs,
+    results: dict[str, list[Result]],
+    blocks: dict[str, int],
+    loads: Sequence[Load],
+    *,
+    own: bool,
 ) -> list[str]:
     lines = [
         "| load | " + " | ".join(name for name, *_ in ROWS) + " |",
         "|---|" + "---|" * len(ROWS),
     ]
     within = total = 0
-    for load in LOADS:
+    for load in loads:
         fleet = FleetOptions(sizes={"num_blocks": blocks[load.server]})
         pairs = []
         for one in results[load.name]:
@@ -266,16 +261,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="brook-as-qwen3-0.6b")
     parser.add_argument("--quantize", default="q8_0")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="one round of few loads (4 minutes)")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(arguments)
+    rounds = 1 if args.quick else args.rounds
     FOLDER.mkdir(parents=True, exist_ok=True)
     model = harness.make_model(args.model)
-    calibration = Calibration([], [], [])
+    calibration = Calibration([], Answers())
+    loads = [load for load in LOADS if not args.quick or load.name in QUICK]
     windows: list[tuple[str, int, PointReport, str, Window]] = []
     with servers(model, args.quantize) as found:
-        for number in range(args.rounds):
-            for place, load in enumerate(LOADS):
-                if place % 3 == 0:
+        for number in range(rounds):
+            for place, load in enumerate(loads):
+                if place % (2 if args.quick else 3) == 0:
                     with running(found["roomy"]):
                         calibration.measure(found["roomy"], 10_000 + 1000 * number + 10 * place)
                 seed = 100 * number + place  # equal seeds are equal prompts, which are cached
@@ -285,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(load.name, f"{point.output_throughput:.1f} tok/s", flush=True)
         costs = calibration.costs(found["roomy"], args.model)
         blocks = {name: one.facts()["num_blocks"] for name, one in found.items()}
-        results: dict[str, list[Result]] = {load.name: [] for load in LOADS}
+        results: dict[str, list[Result]] = {load.name: [] for load in loads}
         for name, seed, point, server, window in windows:
             results[name].append(Result(seed, point, found[server].steps(window)))
     write_costs(costs, FOLDER / "costs.json")
@@ -296,10 +294,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"Costs: {residuals.steps} steps of the calibration loads, of which the fit misses "
         f"{residuals.error:.1%} in the median of classes. Single steps took "
         f"{residuals.ratios[shares // 20]:.2f} (5 %) to {residuals.ratios[-shares // 20]:.2f} "
-        f"(95 %) times what was fitted; a request {1000 * host.request:.1f} ms beside its steps.",
-        "", *table(costs, results, blocks, own=False),
+        f"(95 %) times what was fitted; a request "
+        f"{1000 * (host.request + host.deliver):.1f} ms beside its steps.",
+        "", *table(costs, results, blocks, loads, own=False),
         "", "The same with the noise that each load's own steps had:",
-        "", *table(costs, results, blocks, own=True),
+        "", *table(costs, results, blocks, loads, own=True),
     ])  # fmt: skip
     print(text)
     if args.write:
