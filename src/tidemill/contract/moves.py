@@ -80,7 +80,8 @@ class TierTraffic(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         tier: which.
-        blocks, nbytes: read and found good.
+        blocks: read and found good.
+        nbytes: of these, but for a peer's first one.
         seconds: that took, until they were in the cache.
     """
 

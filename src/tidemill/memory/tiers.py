@@ -35,6 +35,9 @@ BANDWIDTH_RATE = 0.3
 LOAD_SECONDS = 0.003
 """Of a load, whatever it brings: the threads are woken, and a step may have to end first."""
 
+PEER_SECONDS = 0.01
+"""Beside it, until a peer's first block is copied: that takes one of its steps."""
+
 MOST_SAVES = 4096
 """Blocks that wait to be saved; others are then not saved before some are."""
 
@@ -196,7 +199,8 @@ class Tiers:
         slowest = min(self._bandwidth.values())
         waiting = sum(load.nbytes for load in self.loads.values()) / slowest
         bring = sum(self._block_bytes / self._bandwidth[tier] for tier in tiers)
-        return LOAD_SECONDS + waiting + bring
+        asking = PEER_SECONDS if Tier.PEER in tiers else 0.0
+        return LOAD_SECONDS + asking + waiting + bring
 
     def load(self, found: Sequence[tuple[int, ...]], keys: Sequence[BlockKey]) -> Load:
         """Bring blocks behind those found on the device, into free ones, which there must be."""

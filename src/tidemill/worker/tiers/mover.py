@@ -256,7 +256,10 @@ class Mover:
         now = monotonic()
         seconds, load.fetched = now - begun, now
         taken = load.traffic.setdefault(tier, [0.0, 0.0, 0.0])
-        for i, more in enumerate((1, data.nbytes, seconds)):
+        # A peer's first block waits for the other side, which says nothing of the bandwidth.
+        waited = tier is Tier.PEER and load.fetch is not None and load.fetch.taken == 1
+        measured = (1, 0, 0.0) if waited else (1, data.nbytes, seconds)
+        for i, more in enumerate(measured):
             taken[i] += more
         blocks, nbytes, before = self._moved[tier]
         self._moved[tier] = blocks + 1, nbytes + data.nbytes, before + seconds
