@@ -18,14 +18,14 @@ class Outcome(Protocol):
     growth: int
 
 
-_FILES = """# Hostile files
+_FILES = """## Files
 
-`make fuzz` changes sound files (bytes, and the values of JSON documents) and reads them as a start
-would. Each input must end in a model or in an error of ours, within {hang} s; the Python
-and numpy allocations of a quarter of the inputs of headers and pickles are measured and may take
-{factor} times the file and 1 MiB. A model is taken into the native core, and computes five tokens
-there (but for GGUF files whose allocations are measured); a LoRA is loaded beside its base and
-computes five there, and then the base computes what it did before.
+Sound files are changed (bytes, and the values of JSON documents) and read as a start would. Each
+must end in a model, an adapter or an error of ours within {hang} s; the Python and numpy
+allocations of a quarter of the headers and pickles may take {factor} times the file and 1 MiB. A
+model computes five tokens in the native core (but for GGUF files whose allocations are measured);
+an adapter is loaded beside its base and computes five there, and then the base computes the same
+bits as before.
 
 {summary}
 Beyond {factor} times its file an input took at most {peak:.0f} KiB; the
@@ -37,7 +37,7 @@ whose memory is not measured but for the growth above, and whose regular express
 time on long texts. Ours are bounded by the text's length.
 """
 
-_CLIENTS = """## Hostile requests
+_CLIENTS = """## Requests
 
 `make fuzz` also draws what clients send: schemas, expressions and grammars with numbers at the
 edges of 8 to 64 bits, huge counts, deep nesting and long runs, whole chat bodies with them, and
@@ -89,7 +89,8 @@ def updated(
         factor=factor,
     )
     parts = {name: _section(page, name) for name in _SECTIONS} | {which: written}
-    return "\n".join(
+    head = page[: page.index("<!--")] if "<!--" in page else ""
+    return head + "\n".join(
         f"<!-- {name} -->\n{text.strip()}\n<!-- end of {name} -->\n" for name, text in parts.items()
     )
 
