@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tidemill.backends.base import SamplingInputs
+from tidemill.backends.draw import race
 from tidemill.backends.draw.race import RandomKey
-from tidemill.backends.torch import race, sampling
+from tidemill.backends.torch import sampling
 
 
 def inputs(rows: int = 1, **changes: object) -> SamplingInputs:

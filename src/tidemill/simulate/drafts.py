@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tidemill.contract.plan import Drafting, Row, RowResult, StepPlan
+from tidemill.contract.plan import MOST_CONFIDENT, Drafting, Row, RowResult, StepPlan
 from tidemill.simulate.decode import token_at
 
 _WRONG = 1 << 29  # added to a token, modulo twice that: none that will come
@@ -39,6 +39,8 @@ class Drafts:
 
     def __init__(self, speculation: Speculation, drafter: str, seed: str) -> None:
         self._acceptance = speculation.acceptance
+        # As certain as it is right.
+        self._confidence = min(MOST_CONFIDENT, int(self._acceptance * (MOST_CONFIDENT + 1)))
         self._seconds = speculation.seconds
         self._drafter = drafter
         self._draw: Callable[[], float] = random.Random(f"drafts {seed}").random
@@ -62,11 +64,13 @@ class Drafts:
         if not row.drafts_wanted:
             return RowResult(seq_id=row.seq_id, token_ids=tokens)
         first = row.start + row.count + came_true  # position of the last token
+        proposed = self._proposed(row.seq_id, first, row.drafts_wanted[0].most)
         return RowResult(
             seq_id=row.seq_id,
             token_ids=tokens,
-            draft_token_ids=self._proposed(row.seq_id, first, row.drafts_wanted[0].most),
+            draft_token_ids=proposed,
             drafter=self._drafter,
+            confidence=(self._confidence,) * len(proposed),
         )
 
     def _proposed(self, seq_id: int, first: int, most: int) -> tuple[int, ...]:
