@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "runtime/error.h"
+#include "runtime/relax.h"
 
 namespace tidemill {
 
@@ -34,14 +35,6 @@ constexpr int64_t kSlotBytes = int64_t{8} << 20, kChunkBytes = int64_t{1} << 20;
 // Copies of fewer bytes than this stay on the calling thread.
 constexpr int64_t kInlineBytes = int64_t{64} << 10;
 constexpr int64_t kFloat = sizeof(float);
-
-inline void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 void copy_rows(ThreadPool& pool, int64_t count, int64_t width, const uint8_t* from, int64_t from_stride,
                uint8_t* to, int64_t to_stride) {

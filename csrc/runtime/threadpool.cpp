@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "runtime/error.h"
+#include "runtime/relax.h"
 #include "runtime/ticks.h"
 
 namespace tidemill {
@@ -17,14 +18,6 @@ using Clock = std::chrono::steady_clock;
 // nothing and does not starve the HTTP server on the same cores.
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kNap = std::chrono::microseconds(20);
-
-inline void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Unclaimed chunks of a share.
 struct Unclaimed {

@@ -184,6 +184,32 @@ class SamplingInputs:
     candidates: Int32 | None = None
     extras: SamplerExtras | None = None
 
+    @classmethod
+    def neutral(cls, count: int) -> SamplingInputs:
+        """Of positions that are not sampled, or by another process: values that change nothing."""
+        zeros, ones = np.zeros(count, np.float32), np.ones(count, np.float32)
+        none, ints = np.zeros(0, np.int32), np.zeros(count, np.int32)
+        starts = np.zeros(count + 1, np.int32)
+        return cls(
+            temperature=zeros,
+            top_p=ones,
+            min_p=zeros,
+            presence=zeros,
+            frequency=zeros,
+            repetition=ones,
+            top_k=ints,
+            seed=np.zeros(count, np.uint64),
+            choice=ints,
+            position=ints,
+            num_logprobs=np.full(count, -1, np.int32),
+            bias_start=starts,
+            bias_id=none,
+            bias_value=np.zeros(0, np.float32),
+            history_start=starts,
+            history=none,
+            history_prompt=ints,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSlice:

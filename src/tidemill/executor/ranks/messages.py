@@ -23,6 +23,8 @@ from tidemill.backends.base import (
 from tidemill.contract.request import RequestError
 
 _LENGTH = struct.Struct("<I")
+# Steps have few numbers of positions.
+_unsampled = lru_cache(64)(SamplingInputs.neutral)
 
 
 class Table(msgspec.Struct, array_like=True):
@@ -219,30 +221,3 @@ def _optional(array: NDArray[np.int32] | None) -> bytes | None:
 
 def _int32s(data: bytes | None) -> Int32 | None:
     return None if data is None else np.frombuffer(data, np.int32)
-
-
-@lru_cache(64)
-def _unsampled(count: int) -> SamplingInputs:
-    """Inputs of so many positions that are not sampled here."""
-    floats, ones = np.zeros(count, np.float32), np.ones(count, np.float32)
-    none, zeros = np.zeros(0, np.int32), np.zeros(count, np.int32)
-    starts = np.zeros(count + 1, np.int32)
-    return SamplingInputs(
-        temperature=floats,
-        top_p=ones,
-        min_p=floats,
-        presence=floats,
-        frequency=floats,
-        repetition=ones,
-        top_k=zeros,
-        seed=np.zeros(count, np.uint64),
-        choice=zeros,
-        position=zeros,
-        num_logprobs=np.full(count, -1, np.int32),
-        bias_start=starts,
-        bias_id=none,
-        bias_value=np.zeros(0, np.float32),
-        history_start=starts,
-        history=none,
-        history_prompt=zeros,
-    )

@@ -26,7 +26,7 @@ from tidemill.worker.inputs import InputBuilder
 from tidemill.worker.speculate.drafter import NOTHING, Proposal, Wanted
 from tidemill.worker.speculate.eagle_files import EagleFiles
 from tidemill.worker.speculate.eagle_layer import Cache, EagleLayer
-from tidemill.worker.speculate.matrices import Matrix, bare_step, scores_of
+from tidemill.worker.speculate.matrices import Matrix, any_blocks, bare_step, scores_of
 from tidemill.worker.speculate.rounds import UNLIKELY, confidence_of
 
 Float32 = NDArray[np.float32]
@@ -279,11 +279,8 @@ class EagleDrafter:
         return scores_of(self._backend, self._steps, x, self._tables(chains), self._no_norm)
 
     def _tables(self, chains: list[_Chain]) -> list[Int32]:
-        """Nothing is read of these blocks, but every row has some."""
-        sequences = self._inputs.sequences
-        slots = np.array([sequences.slot(chain.one.seq_id) for chain in chains], np.int32)
-        groups = len(self._backend.spec.cache_groups())
-        return [sequences.tables[g][slots, :1] for g in range(groups)]
+        ids = [chain.one.seq_id for chain in chains]
+        return any_blocks(self._inputs, ids, len(self._backend.spec.cache_groups()))
 
     def _own(self) -> list[Backend]:
         return [matrix.backend for matrix in self._matrices]

@@ -18,6 +18,7 @@ from tidemill.backends.base import (
     StepInputs,
     StepOutputs,
 )
+from tidemill.worker.inputs import InputBuilder
 
 Float32 = NDArray[np.float32]
 
@@ -61,6 +62,14 @@ def scores_of(
     return outputs.logits
 
 
+def any_blocks(inputs: InputBuilder, seq_ids: Sequence[int], groups: int) -> list[Int32]:
+    """Per cache group int32 [N, 1]: a block of each sequence, for rows of bare steps: nothing is
+    read of it, but every row has some."""
+    sequences = inputs.sequences
+    slots = np.array([sequences.slot(seq_id) for seq_id in seq_ids], np.int32)
+    return [sequences.tables[group][slots, :1] for group in range(groups)]
+
+
 def bare_step(
     step_id: int, tokens: Int32, tables: Sequence[Int32], skip: Int32 | None
 ) -> StepInputs:
@@ -78,29 +87,6 @@ def bare_step(
         target_ids=np.full(count, -1, np.int32),
         target_logprobs=np.full(count, -1, np.int32),
         copies=tuple(np.zeros((0, 2), np.int32) for _ in tables),
-        sampling=_nothing_sampled(),
+        sampling=SamplingInputs.neutral(0),
         skip=skip,
-    )
-
-
-def _nothing_sampled() -> SamplingInputs:
-    floats, ints, starts = np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(1, np.int32)
-    return SamplingInputs(
-        temperature=floats,
-        top_p=floats,
-        min_p=floats,
-        presence=floats,
-        frequency=floats,
-        repetition=floats,
-        top_k=ints,
-        seed=np.zeros(0, np.uint64),
-        choice=ints,
-        position=ints,
-        num_logprobs=ints,
-        bias_start=starts,
-        bias_id=ints,
-        bias_value=floats,
-        history_start=starts,
-        history=ints,
-        history_prompt=ints,
     )

@@ -21,7 +21,7 @@ from tidemill.contract.plan import NewSequence
 from tidemill.worker.inputs import InputBuilder
 from tidemill.worker.speculate.drafter import NOTHING, Proposal, Wanted
 from tidemill.worker.speculate.heads import Head
-from tidemill.worker.speculate.matrices import bare_step
+from tidemill.worker.speculate.matrices import any_blocks, bare_step
 from tidemill.worker.speculate.rounds import confidence_of
 
 Float32 = NDArray[np.float32]
@@ -116,13 +116,9 @@ class MedusaDrafter:
         positions = [len(one.tokens) + k for k in heads for one in asked]
         sampling = self._inputs.sampling_at(ids, np.array(positions, np.int32))
         sampling.num_logprobs = np.zeros(count, np.int32)
-        sequences = self._inputs.sequences
-        slots = np.array([sequences.slot(i) for i in ids], np.int32)
-        groups = len(backend.spec.cache_groups())
-        # Nothing is read of these blocks, but every row has some.
-        tables = [sequences.tables[g][slots, :1] for g in range(groups)]
-        if skip is None:
-            tables = [np.zeros((count, 1), np.int32)]
+        tables = [np.zeros((count, 1), np.int32)]  # an own output matrix has a cache of its own
+        if skip is not None:
+            tables = any_blocks(self._inputs, ids, len(backend.spec.cache_groups()))
         self._steps += 1
         step = bare_step(self._steps, np.zeros(count, np.int32), tables, skip)
         step.logits = np.full(count, LOGITS_LAST, np.uint8)
