@@ -190,7 +190,7 @@ stalls: test-install ## what large and hostile requests cost other streams and p
 	PYTHONPATH=tests $(BIN)/python -m load.stalls $(ARGS)
 
 explanations: test-install ## do explanations of 200 requests under load agree with their clients' clock (a minute)
-	PYTHONPATH=tests $(BIN)/python -m load.clock $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m load.clock --threads 1 $(ARGS)
 
 monitoring: test-install ## a real Prometheus takes the dashboard's queries and the alerts (Debian's prometheus)
 	PYTHONPATH=tests $(BIN)/python -m load.monitoring $(ARGS)

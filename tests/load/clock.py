@@ -1,9 +1,10 @@
 """Explanations against an independent clock: under load, the parts of every request must sum to
 what its client measured, within 2 ms or 2 %.
 
-`python -m load.clock [--requests 200] [--concurrency 8]`; the difference that is left is what the
-operating system takes to wake up both ends, so the machine should have nothing else to do. How long
-the server's event loop waited for a processor meanwhile is printed beside it.
+`python -m load.clock [--requests 200] [--concurrency 8] [--threads 1]`; the difference that is left
+is what the operating system takes to wake up both ends, so the machine should have nothing else to
+do, and a core more than the model has threads. How long the server's event loop waited for a
+processor meanwhile is printed beside it.
 """
 
 from __future__ import annotations
@@ -104,8 +105,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--threads", default="auto", help="of the model")
     given = parser.parse_args()
-    with RealServer("--database", "none") as server:
+    with RealServer("--database", "none", "--threads", given.threads) as server:
         pid, begun = server.process.pid, time.monotonic()
         waited = waited_for_a_processor(pid)
         found = compare(server.url, given.requests, given.concurrency)
