@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -258,5 +259,5 @@ def test_a_step_of_load_from_zero_to_four_and_back() -> None:
     assert max(counts) == 6  # the backlog of the start is worked off
     assert 4 <= counts[349] <= 5  # 32 of 10 each at 0.8
     assert backlog == 0.0 and counts[899] == 0
-    changes = [(a, b) for a, b in zip(counts, counts[1:], strict=False) if a != b]
+    changes = [(a, b) for a, b in pairwise(counts) if a != b]
     assert len(changes) <= 8, changes  # it does not flap
