@@ -14,6 +14,7 @@ from tidemill.gateway.config import (
     GatewayConfig,
     PrivacyConfig,
     RoutingConfig,
+    ScaledConfig,
     TargetConfig,
     checked,
     read,
@@ -53,6 +54,7 @@ def test_where_targets_are(url: str, kind: str, where: str) -> None:
         ({}, "targets"),
         ({"targets": []}, "targets"),
         ({"targets": [ONE, ONE]}, "two targets"),
+        ({"scaled": {"m": {"max_held": 0}}}, "max_held"),
         ({"targets": [{**ONE, "url": "ftp://x"}]}, "url"),
         ({"targets": [{**ONE, "url": "http://me:secret@x"}]}, "credentials"),
         ({"targets": [{**ONE, "kind": "llama"}]}, "kind"),
@@ -92,6 +94,6 @@ def test_the_example_of_the_documentation_and_all_keys(monkeypatch: pytest.Monke
     for name in ("A_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.setenv(name, "k")
     assert checked(tomllib.loads(text.split("```toml\n")[1].split("```")[0])).fallbacks
-    for struct in (GatewayConfig, TargetConfig, RoutingConfig, PrivacyConfig):
+    for struct in (GatewayConfig, TargetConfig, RoutingConfig, PrivacyConfig, ScaledConfig):
         for field in msgspec.structs.fields(struct):
             assert field.name in text, field.name

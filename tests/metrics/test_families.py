@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 import tidemill
 from tidemill.contract.moves import Tier, TierFigures, TierStats
 from tidemill.contract.wire import EngineStats, SpeculationFigures
+from tidemill.gateway.holding import Holding
 from tidemill.gateway.metrics import GatewayMetrics
 from tidemill.metrics.admission import AdmissionMetrics
 from tidemill.metrics.database import DatabaseMetrics
@@ -35,7 +36,7 @@ def everything() -> ServerMetrics:
     UsageMetrics(server.registry, lambda: 0)
     RolloutMetrics(server.registry)
     EndedMetrics(server.registry)
-    GatewayMetrics(server.registry, ())
+    GatewayMetrics(server.registry, (), Holding())
     EnergyMetrics(server.registry, lambda: {"rapl:package-0": 1.0})
     DatabaseMetrics(server.registry).watch(lambda: True, lambda: 0)
     gauge("plan_error_ratio", server.registry)

@@ -168,19 +168,33 @@ class PrivacyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return privacy.Rules(found, frozenset(self.allowed), self.always)
 
 
+class ScaledConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A model whose engines come and go: somebody scales them, down to none perhaps.
+
+    Attributes:
+        hold_seconds: a request waits so long for an engine.
+        max_held: requests that may wait at a time; more are refused.
+    """
+
+    hold_seconds: Positive = 120.0
+    max_held: Count = 256
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file.
 
     Attributes:
-        targets: at least one.
+        targets: at least one, or a model in `scaled`.
         fallbacks: model -> models that answer where it cannot, in this order; a smaller model that
             runs here, say. The answer says so.
+        scaled: model -> how requests wait for its engines. It exists though no target has it.
     """
 
-    targets: list[TargetConfig]
+    targets: list[TargetConfig] = []
     routing: RoutingConfig = RoutingConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     fallbacks: dict[str, list[str]] = {}
+    scaled: dict[str, ScaledConfig] = {}
 
 
 def read(path: Path) -> GatewayConfig:
@@ -221,7 +235,7 @@ def checked(table: Mapping[str, Any], what: str = "the gateway's file") -> Gatew
         config = msgspec.convert(table, GatewayConfig)
     except msgspec.ValidationError as error:
         raise config_error("config", _said(str(error), what)) from None
-    if not config.targets:
+    if not config.targets and not config.scaled:
         raise _wrong("targets", "there must be one at least ([[targets]] with name and url)")
     seen = set[str]()
     for target in config.targets:
@@ -242,6 +256,7 @@ _PLACES: Mapping[str, type[msgspec.Struct]] = {
     "targets.price": Price,
     "routing": RoutingConfig,
     "privacy": PrivacyConfig,
+    "scaled": ScaledConfig,
 }
 """What stands where in the file; of an array, in each of its tables."""
 

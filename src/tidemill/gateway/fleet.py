@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -13,8 +14,9 @@ from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.gateway.asked import BYTES_PER_TOKEN, Asked
 from tidemill.gateway.config import GatewayConfig
+from tidemill.gateway.holding import Holding
 from tidemill.gateway.routing import homes
-from tidemill.gateway.routing.health import usable
+from tidemill.gateway.routing.health import State, usable
 from tidemill.gateway.routing.load import Reservation
 from tidemill.gateway.routing.policy import choose
 from tidemill.gateway.routing.prefixes import BLOCK_BYTES, Prefixes
@@ -93,6 +95,7 @@ class Fleet:
             self._size(target)
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self.moved: dict[str, str] | None = None
+        self.holding = Holding()
         self._changed = asyncio.Event()
         self._requests = self._retries = 0.0
 
@@ -135,13 +138,15 @@ class Fleet:
     def models(self) -> list[str]:
         """All names, each once."""
         names = (name for target in self.targets for name in target.models)
-        return list(dict.fromkeys((*names, *self.config.fallbacks)))
+        return list(dict.fromkeys((*names, *self.config.scaled, *self.config.fallbacks)))
 
     def default(self, path: str) -> str:
         """The model of a request that names none. Raises NOT_FOUND."""
         for target in self.targets:
             if target.models and target.speaks(path):
                 return target.models[0]
+        for model in self.config.scaled:
+            return model
         raise self._unknown("", path)
 
     def order(self, model: str) -> tuple[str, ...]:
@@ -151,7 +156,8 @@ class Fleet:
     # -- choices -------------------------------------------------------------------------------
 
     async def route(self, asked: Asked, tried: Collection[str] = ()) -> Route:
-        """Choose a target for a request; waits for one that is down or full.
+        """Choose a target for a request; waits for one that is down or full, and for one that does
+        not exist yet where the model's engines come and go (`scaled`).
 
         Args:
             asked: the request, with its model.
@@ -162,29 +168,42 @@ class Fleet:
             Rejection: 403, a private request that no target may see; 429 and 503 with Retry-After
                 where none has room, or all are down.
         """
+        scaled = self.config.scaled.get(asked.model)
         seconds = 0.0 if tried else self.config.routing.wake_seconds
-        ends = monotonic() + seconds
+        ends = monotonic() + (seconds if scaled is None else scaled.hold_seconds)
         if asked.deadline is not None:
             ends = min(ends, asked.deadline)
-        while True:
-            possible = self._possible(asked)
-            now = monotonic()
-            free = self._free(possible, tried, now)
-            if free:
-                return self._give(free, asked, now)
-            if now >= ends or not any(
-                one.name not in tried and one.within_budget for one in possible
-            ):
-                raise self._none(possible, now)
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(min(0.1, ends - now)):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+        is_held = False
+        with ExitStack() as holding:
+            while True:
+                possible = self._possible(asked)
+                now = monotonic()
+                free = self._free(possible, tried, now)
+                if is_held and not free:  # what was tried may be back
+                    back = self._free(possible, (), now)
+                    free = [one for one in back if one.health.state(now) is State.CLOSED]
+                if free:
+                    return self._give(free, asked, now)
+                if now >= ends or not (
+                    scaled is not None
+                    or any(one.name not in tried and one.within_budget for one in possible)
+                ):
+                    raise self._none(possible, now)
+                if scaled is not None and not is_held:
+                    is_held = True
+                    hold = self.holding.hold(asked.model, asked.prompt_tokens, scaled.max_held)
+                    holding.enter_context(hold)
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(min(0.1, ends - now)):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
 
     def _possible(self, asked: Asked) -> list[Target]:
         having = [one for one in self.targets if one.has(asked.model)]
+        if not having and asked.model in self.config.scaled:
+            return []
         if not having:  # those that nobody could ask yet what they have
             having = [one for one in self.targets if not one.models]
         speaking = [one for one in having if one.speaks(asked.path)]

@@ -13,6 +13,7 @@ from tidemill.gateway.routing.health import State
 from tidemill.metrics.families import counter, samples
 
 if TYPE_CHECKING:
+    from tidemill.gateway.holding import Holding
     from tidemill.gateway.targets import Target
 
 
@@ -22,10 +23,14 @@ class GatewayMetrics:
     Args:
         registry: that is scraped.
         targets: of the gateway.
+        holding: requests that wait for engines.
     """
 
-    def __init__(self, registry: CollectorRegistry, targets: Sequence[Target]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, targets: Sequence[Target], holding: Holding
+    ) -> None:
         self._targets = targets
+        self._holding = holding
         self._given = counter("gateway_requests", registry)
         self._failed = counter("gateway_failures", registry)
         self._lost = counter("gateway_lost", registry)
@@ -57,3 +62,7 @@ class GatewayMetrics:
             for family, value in zip(families, values, strict=True):
                 family.add_metric((one.name,), value)
         yield from families
+        held = samples("gateway_held")
+        for model, queue in self._holding.queues.items():
+            held.add_metric((model,), queue.requests)
+        yield held

@@ -76,7 +76,7 @@ class Gateway:
 
     def __init__(self, fleet: Fleet, context: ServerContext) -> None:
         self.fleet = fleet
-        self.metrics = GatewayMetrics(context.metrics.registry, fleet.targets)
+        self.metrics = GatewayMetrics(context.metrics.registry, fleet.targets, fleet.holding)
         self._name = f"tidemill-gateway-{token_hex(8)}"  # in Via, of this process alone
 
     async def relay(self, context: ServerContext, request: Request) -> Response:
@@ -200,9 +200,11 @@ class Gateway:
         return json_response({**found, "targets": len(self.fleet.targets)})
 
     async def readyz(self, context: ServerContext, request: Request) -> Response:
-        """Readiness: 200 while one target at least may be asked. To who has a key it says which."""
+        """Readiness: 200 while one target at least may be asked, or requests can wait for engines
+        that come and go. To who has a key it says which."""
         now = monotonic()
         up = any(one.health.state(now) is State.CLOSED for one in self.fleet.targets)
+        up = up or bool(self.fleet.config.scaled)
         draining = context.host.draining
         ready = up and not draining
         found: dict[str, object] = {"status": "ready" if ready else "unavailable"}
@@ -216,6 +218,10 @@ class Gateway:
         return json_response(
             {
                 "policy": self.fleet.config.routing.policy,
+                "held": {
+                    model: {"requests": one.requests, "prompt_tokens": one.prompt_tokens}
+                    for model, one in self.fleet.holding.queues.items()
+                },
                 "targets": [
                     {
                         "name": one.name,

@@ -126,7 +126,8 @@ class Upstream:
         if not name:
             return False
         others = [one for one in fleet.targets if one is not self.here.target]
-        if name in fleet.config.fallbacks or any(one.has(name) for one in others):
+        coming = name in fleet.config.scaled
+        if coming or name in fleet.config.fallbacks or any(one.has(name) for one in others):
             return True
         unknown = any(not one.models for one in others)  # nobody could ask yet what it has
         return unknown and name not in self.here.target.listed

@@ -463,6 +463,7 @@ GROUPS: Mapping[str, tuple[Family, ...]] = {
             "tokens",
         ),
         _gauge("gateway_target_up", "1 while a target's breaker is closed", _TARGET),
+        _gauge("gateway_held", "Requests that wait for an engine of a scaled model"),
     ),
     "Energy": (
         _counter(
