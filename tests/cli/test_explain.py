@@ -36,6 +36,8 @@ def test_a_request_as_text_json_and_picture(
         run(url, "req/1")
         shown = capsys.readouterr().out
         assert shown.startswith("req/1  tiny  200 finished") and "prepare" in shown
+        run(url, "req")
+        assert capsys.readouterr().out == shown
         run(url, "req/1", as_json=True)
         assert json.loads(capsys.readouterr().out)["id"] == "req/1"
         run(url, "req/1", svg=tmp_path / "a.svg")

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from tidemill.store.database import Database
-from tidemill.store.explanations import PRUNED_AT_ONCE, add, find, prune, row_of
+from tidemill.store.explanations import PRUNED_AT_ONCE, add, find, names, prune, row_of
 from tidemill.store.location import Location
 
 
@@ -25,6 +25,9 @@ async def test_the_latest_is_found_by_either_id_and_the_old_are_removed(location
         for name, found in (("a", 1), ("cmpl-1", 0), ("cmpl-2", 1), ("b", 2)):
             assert await database.read(partial(find, name=name)) == documents[found]
         assert await database.read(partial(find, name="")) is None
+        for start, ids in (("cmpl-", ["cmpl-1", "cmpl-2"]), ("a", ["a"]), ("A", []), ("cmpl_", [])):
+            assert await database.read(partial(names, start=start, most=9)) == ids
+        assert len(await database.read(partial(names, start="cmpl", most=1))) == 1
         assert await database.write(partial(prune, before=2500)) == 2
         assert await database.read(partial(find, name="b")) is None
         assert await database.read(partial(find, name="a")) == documents[1]

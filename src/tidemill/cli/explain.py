@@ -18,7 +18,9 @@ HEAD = ("id", "model", "status", "total", "first token", "longest", "prompt", "c
 
 
 def explain(
-    id: str | None = argument(None, help="X-Request-Id of its answer, or the answer's own id."),
+    id: str | None = argument(
+        None, help="X-Request-Id of its answer, or the answer's own id; a beginning is enough."
+    ),
     as_json: bool = option(False, "--json", help="The server's document."),
     svg: Path | None = option(None, help="Write the time line as a picture to this file."),
     model: str | None = option(None, help="Of the list: only this model's."),

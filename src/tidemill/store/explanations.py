@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, or_, select
+from sqlalchemy import Connection, delete, func, insert, or_, select
 
 from tidemill.base.ids import new_id
 from tidemill.store.tables.explanations import EXPLANATIONS
@@ -48,6 +48,19 @@ def find(connection: Connection, name: str) -> dict[str, Any] | None:
     data = connection.execute(query).scalar()
     found: dict[str, Any] | None = None if data is None else json.loads(zlib.decompress(data))
     return found
+
+
+def names(connection: Connection, start: str, most: int) -> list[str]:
+    """Ids of requests and of answers that start so: at most so many of each, sorted."""
+    columns = EXPLANATIONS.c
+    found: set[str] = set()
+    for column in (columns.request_id, columns.answer_id):
+        # Databases differ in whether LIKE sees upper case, and `limit` may then count others.
+        query = select(column).where(
+            column.startswith(start, autoescape=True), func.substr(column, 1, len(start)) == start
+        )
+        found.update(connection.scalars(query.distinct().limit(most)))
+    return sorted(found)
 
 
 def prune(connection: Connection, before: int) -> int:

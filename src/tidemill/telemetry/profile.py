@@ -176,18 +176,23 @@ def _rounded(value: float) -> float:
     return round(value, 6)
 
 
+_STEPS = 1
+"""The line of the steps in a trace."""
+
+
 def chrome_trace(engine: Engine, counters: StepCounters) -> Document:
     """The records as Chrome's trace events: steps and their parts on one line, loops on a line for
-    each thread."""
+    each thread. Lines are numbered from 1: in Perfetto thread 0 is another name of the process."""
 
     def named(what: str, thread: int, name: str) -> Document:
         return {"ph": "M", "name": what, "pid": 1, "tid": thread, "args": {"name": name}}
 
     title = f"{engine.model} ({engine.backend}, {engine.isa})"
-    events = [named("process_name", 0, title), named("thread_name", 0, "steps")]
-    events += [named("thread_name", 1 + i, f"thread {i}") for i in range(engine.threads)]
+    events = [named("process_name", _STEPS, title), named("thread_name", _STEPS, "steps")]
+    loops = _STEPS + 1
+    events += [named("thread_name", loops + i, f"thread {i}") for i in range(engine.threads)]
     for one in read_events(counters.events):
-        event: Document = {"ph": "X", "pid": 1, "tid": 0}
+        event: Document = {"ph": "X", "pid": 1, "tid": _STEPS}
         event |= {"ts": one.begin / 1e3, "dur": one.ns / 1e3}
         part = counters.parts[one.part]
         if one.what == STEP:
@@ -195,7 +200,7 @@ def chrome_trace(engine: Engine, counters: StepCounters) -> Document:
         elif one.what == LOOP:
             kernel = counters.kernel_names[one.kernel]
             weights = counters.weight_types.get(one.weight, "")
-            event |= {"name": f"{kernel} {weights}".strip(), "tid": 1 + one.thread}
+            event |= {"name": f"{kernel} {weights}".strip(), "tid": loops + one.thread}
             event["args"] = {"part": part} | ({"layer": one.layer} if one.layer >= 0 else {})
         else:
             event["name"] = part

@@ -73,13 +73,13 @@ class Recent:
         self._ended.append(story)
         for told in self.on_end:
             told(story)
-        for name in _names(story):
+        for name in names_of(story):
             self._by_id.setdefault(name, []).append(story)
         if len(self._ended) > self.size:
             self._forget(self._ended.popleft())
 
     def _forget(self, story: Story) -> None:
-        for name in _names(story):
+        for name in names_of(story):
             kept = [other for other in self._by_id[name] if other is not story]
             if kept:
                 self._by_id[name] = kept
@@ -98,11 +98,12 @@ class Recent:
     def find(self, name: str) -> list[Story]:
         """Those with this id, of the request or of its answer, the latest first. Clients may give
         several requests the same id."""
-        running = [story for story in self.running() if name in _names(story)]
+        running = [story for story in self.running() if name in names_of(story)]
         return [*running, *reversed(self._by_id.get(name, ()))]
 
 
-def _names(story: Story) -> set[str]:
+def names_of(story: Story) -> set[str]:
+    """The ids by which it is found: its own, and its answer's where it has one."""
     names = {story.record.id}
     if story.trace is not None and story.trace.answer_id:
         names.add(story.trace.answer_id)

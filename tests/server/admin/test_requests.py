@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -18,12 +19,13 @@ from tidemill.generation.caller import ANONYMOUS
 from tidemill.metrics.quotas import QuotaMetrics
 from tidemill.server.access.auth import Principal
 from tidemill.server.access.keys import Owner, Role
-from tidemill.server.admin.requests import may_see
+from tidemill.server.admin.requests import completed, may_see
 from tidemill.server.admission.options import AdmissionOptions
+from tidemill.server.errors import Rejection
 from tidemill.server.quotas.gate import Gate
 from tidemill.server.quotas.quotas import Quotas
 from tidemill.telemetry.phases import Milestones
-from tidemill.telemetry.recent import Story
+from tidemill.telemetry.recent import Recent, Story
 from tidemill.telemetry.record import RequestRecord
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "secret words"}]}
@@ -79,6 +81,25 @@ def test_every_dialect_is_explained_without_content(
 def test_an_answer_s_id_finds_its_request(url: str) -> None:
     answer = post(url, "/v1/chat/completions", CHAT, "mine").json()
     assert get(url, f"/admin/requests/{answer['id']}")["id"] == "mine"
+
+
+def test_the_beginning_of_an_id_is_enough_if_no_other_has_it(url: str) -> None:
+    answer = post(url, "/v1/chat/completions", CHAT, "begun-1").json()
+    assert get(url, "/admin/requests/beg")["id"] == "begun-1"
+    assert get(url, f"/admin/requests/{answer['id'][:20]}")["id"] == "begun-1"
+    short = {"model": "tiny", "prompt": "a", "max_tokens": 1}
+    for i in (12, 2, 2):
+        post(url, "/v1/completions", short, f"begun-{i}")
+    assert get(url, "/admin/requests/begun-1")["id"] == "begun-1"  # another goes on
+    assert get(url, "/admin/requests/begun-1")["generated_tokens"] > 1
+    assert get(url, "/admin/requests/begun-12")["id"] == "begun-12"
+    several = get(url, "/admin/requests/begun")
+    assert several.status_code == 400 and several.json()["error"]["code"] == "ambiguous_id"
+    assert "'begun': begun-1, begun-12, begun-2" in several.json()["error"]["message"]
+    assert get(url, "/admin/requests/Begun").status_code == 404
+    for i in range(12):
+        post(url, "/v1/completions", short, f"many-{i:02}")
+    assert "many-09 and more" in get(url, "/admin/requests/many").text
 
 
 def test_what_it_cost_is_said_and_energy_is_not_made_up(url: str) -> None:
@@ -147,6 +168,21 @@ def test_who_sees_which() -> None:
     manager = principal(Role.MANAGER, "t")
     assert [may_see(manager, one) for one in (mine, teams, others)] == [0, 1, 0]
     assert not may_see(principal(Role.MANAGER), story())  # of no team
+
+
+def test_ids_of_others_do_not_make_a_beginning_ambiguous() -> None:
+    """Nor are they told."""
+    recent = Recent(5)
+    for name, client in (("req-1", "key:me"), ("req-2", "key:other")):
+        recent.end(
+            0, Story(RequestRecord(name, 0, client=client), Milestones(0.0, ended=1.0), None)
+        )
+    context = fake_context(ScriptedEngine())
+    context.recent = recent
+    me = Principal("key:me", "me", Role.USER, owner=Owner())
+    assert asyncio.run(completed(context, me, "req")) == "req-1"
+    with pytest.raises(Rejection, match="req-1, req-2"):
+        asyncio.run(completed(context, Principal("key:a", "a", Role.ADMIN, owner=Owner()), "req"))
 
 
 def test_a_full_queue_is_explained() -> None:

@@ -19,11 +19,14 @@ from tidemill.server.dialects.query import check_query, chosen, number
 from tidemill.server.errors import Rejection, reject
 from tidemill.server.transport.pieces import json_response
 from tidemill.server.usage import READERS
-from tidemill.telemetry.recent import Recent, Story
+from tidemill.telemetry.recent import Recent, Story, names_of
 from tidemill.telemetry.record import Operation, Outcome
 
 MOST = 1000
 """Requests of one list."""
+
+LISTED = 10
+"""Ids that are named where several start as was asked."""
 
 _CHOOSING: dict[str, Callable[[Story], str]] = {
     "model": lambda story: story.record.model,
@@ -82,44 +85,80 @@ async def list_requests(context: ServerContext, request: Request) -> Response:
 
 async def explain_request(context: ServerContext, request: Request) -> Response:
     """Where the time of a request went, and why: by its id (the header X-Request-Id of its answer),
-    or the id of its answer. `phases` sum to `total_seconds`. Of several requests with the same id,
-    the latest. docs/observability.md describes the members. Managers see their team's requests,
-    users their key's; those learn nothing of others. Where the server keeps explanations in its
-    database, administrators and auditors find older requests there."""
-    from tidemill.telemetry.explain import explanation
-
-    recent, principal = _recent(context), principal_of(request)
+    or the id of its answer, or the beginning of either that no other has. `phases` sum to
+    `total_seconds`. Of several requests with the same id, the latest. docs/observability.md
+    describes the members. Managers see their team's requests, users their key's; those learn
+    nothing of others. Where the server keeps explanations in its database, administrators and
+    auditors find older requests there."""
+    _recent(context)
     name: str = request.path_params["id"]
-    story = next((s for s in recent.find(name) if may_see(principal, s)), None)
-    if story is None:
-        if context.explanations_kept and _sees_all(principal):
-            return json_response(await _stored(context, name))
-        raise _unknown(
-            f"there is no request {name[:128]!r} among the latest {recent.size} "
-            "(--recent-requests keeps more)"
-        )
-    currency = "" if context.recording is None else context.recording.prices.currency
-    whole = _sees_all(principal)
-    found = explanation(
-        story, monotonic(), [*recent.running(), *recent] if whole else (),
-        currency=currency, whole=whole,
-    )  # fmt: skip
+    principal = principal_of(request)
+    found = await _found(context, principal, name)
+    if found is None:
+        whole = await completed(context, principal, name)
+        found = None if whole is None else await _found(context, principal, whole)
+    if found is None:
+        raise _unknown(context, principal, name)
     return json_response(found)
 
 
-async def _stored(context: ServerContext, name: str) -> dict[str, Any]:
+async def _found(context: ServerContext, principal: Principal, name: str) -> dict[str, Any] | None:
+    from tidemill.telemetry.explain import explanation
+
+    recent = _recent(context)
+    story = next((s for s in recent.find(name) if may_see(principal, s)), None)
+    if story is None:
+        return await _stored(context, name) if _sees_stored(context, principal) else None
+    currency = "" if context.recording is None else context.recording.prices.currency
+    whole = _sees_all(principal)
+    return explanation(
+        story, monotonic(), [*recent.running(), *recent] if whole else (),
+        currency=currency, whole=whole,
+    )  # fmt: skip
+
+
+async def completed(context: ServerContext, principal: Principal, start: str) -> str | None:
+    """The only id, of those that may be seen, that starts so; None where none does."""
+    if not start:
+        return None
+    seen = _seen(_recent(context), principal)
+    names = {name for story in seen for name in names_of(story) if name.startswith(start)}
+    if _sees_stored(context, principal):
+        from tidemill.store.explanations import names as stored
+
+        assert context.storage is not None
+        database = await context.storage.opened()
+        names.update(await database.read(partial(stored, start=start, most=LISTED + 1)))
+    if len(names) > 1:
+        listed = sorted(names)[:LISTED]
+        more = "" if len(names) == len(listed) else " and more"
+        raise reject(
+            400, f"several ids start with {start[:128]!r}: {', '.join(listed)}{more}",
+            code="ambiguous_id",
+        )  # fmt: skip
+    return next(iter(names), None)
+
+
+async def _stored(context: ServerContext, name: str) -> dict[str, Any] | None:
     from tidemill.store.explanations import find
 
     assert context.storage is not None
     database = await context.storage.opened()
     found: dict[str, Any] | None = await database.read(partial(find, name=name))
-    if found is None:
-        raise _unknown(f"there is no request {name[:128]!r} in memory or in the database")
     return found
 
 
-def _unknown(message: str) -> Rejection:
-    return reject(404, message, code="request_not_found")
+def _unknown(context: ServerContext, principal: Principal, name: str) -> Rejection:
+    where = (
+        "in memory or in the database"
+        if _sees_stored(context, principal)
+        else f"among the latest {_recent(context).size} (--recent-requests keeps more)"
+    )
+    return reject(404, f"there is no request {name[:128]!r} {where}", code="request_not_found")
+
+
+def _sees_stored(context: ServerContext, principal: Principal) -> bool:
+    return context.explanations_kept and _sees_all(principal)
 
 
 def _recent(context: ServerContext) -> Recent:
