@@ -27,6 +27,12 @@ REPOS: Mapping[str, Mapping[str, bytes]] = {
         "m-BF16-00001-of-00002.gguf": b"GGUF one",
         "m-BF16-00002-of-00002.gguf": b"GGUF two",
     },
+    "owner/adapter": {
+        "adapter_config.json": b'{"peft_type": "LORA"}',
+        "adapter_model.safetensors": WEIGHTS,
+        "tokenizer.json": b"{}",
+        "training_args.bin": b"pickle",
+    },
     "owner/gated": {},
 }
 

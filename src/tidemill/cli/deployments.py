@@ -172,6 +172,18 @@ def check_sources(deployment: Deployment) -> Found:
             yield section.label, key, f"cannot be looked up: {error.strerror or error}"
 
 
+def check_adapters(deployment: Deployment) -> Found:
+    """Adapters must be files and folders, or in the library."""
+    from tidemill.library.locate import locate_adapter
+
+    for section in _models(deployment):
+        for text in section.values["adapters"].value.values():
+            try:
+                locate_adapter(text)
+            except TidemillError as error:
+                yield section.label, "adapters", error.message
+
+
 def _unknown(source: str) -> str:
     if ":" in source and not source.startswith("hf:"):
         return f"is not on this machine; `tidemill pull {source} --as NAME` gets it"
@@ -269,4 +281,4 @@ def _models(deployment: Deployment) -> Iterator[Section]:
             yield section
 
 
-CHECKS = (check_sources, check_text_sides, check_upstream)
+CHECKS = (check_sources, check_adapters, check_text_sides, check_upstream)

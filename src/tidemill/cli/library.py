@@ -153,6 +153,8 @@ def _library(library: Library, roots: set[str]) -> Iterator[_Row]:
             yield _Row(name, f"library, unusable: {error.message}", 0)
             continue
         origin = "library, referenced" if found.root else "library"
+        if found.is_adapter:
+            origin += ", adapter"
         roots.add(found.root or "")
         yield _Row(name, origin, found.size, found.digest, found.created)
 

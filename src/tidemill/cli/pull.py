@@ -49,7 +49,10 @@ def pull(
     where = f"referenced in {manifest.root}" if manifest.root else human_bytes(entry.size)
     licence = f", licence: {manifest.licence.splitlines()[0]}" if manifest.licence else ""
     click.echo(f"{entry.name} is in the library ({where}{licence})")
-    click.echo(f"chat with it: tidemill run {entry.name}")
+    if manifest.is_adapter:
+        click.echo(f"use it: tidemill serve BASE --adapter NAME={entry.name}")
+    else:
+        click.echo(f"chat with it: tidemill run {entry.name}")
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:

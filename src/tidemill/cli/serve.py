@@ -30,7 +30,8 @@ def serve(
     adapter: tuple[str, ...] = option(
         (),
         help="Adapter (LoRA) of the first model as NAME=PATH, of another as MODEL:NAME=PATH: a "
-        "PEFT folder or GGUF file; requests name it as their model (docs/adapters.md); repeatable.",
+        "PEFT folder, a GGUF file or a name of the library; requests name it as their model "
+        "(docs/adapters.md); repeatable.",
     ),
     adapter_folder: str | None = option(
         None,

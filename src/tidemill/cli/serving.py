@@ -198,15 +198,24 @@ def _with_adapters(models: Sequence[ModelOptions], texts: Sequence[str]) -> list
         owners = [i for i, m in enumerate(found) if not base or base in (m.name, *m.aliases)]
         if not owners:
             raise config_error("adapter", f"--adapter: no model here is called {base[:80]!r}")
-        whole = Path(path).expanduser().absolute()
-        if not whole.exists():
-            raise config_error("adapter", f"--adapter {name}: {whole} does not exist")
         if any(name in (model.name, *model.aliases) for model in found):
             raise config_error("adapter", f"--adapter {name}: a model is called so, too")
         model = found[owners[0]]
-        new = {**model.adapters, name: str(whole)}
+        new = {**model.adapters, name: _located(name, path)}
         found[owners[0]] = dataclasses.replace(model, adapters=new)
     return found
+
+
+def _located(name: str, text: str) -> str:
+    """Absolute path of an adapter. Raises CONFIG with its name."""
+    from tidemill.base.errors import TidemillError
+    from tidemill.library.locate import locate_adapter
+
+    try:
+        return str(locate_adapter(text))
+    except TidemillError as error:
+        message = f"--adapter {name}: {error.message}"
+        raise TidemillError(error.kind, message, param=error.param) from None
 
 
 def check_grpc(host: str, port: int) -> None:
@@ -266,7 +275,7 @@ def model_options(deployment: Deployment, say: Say) -> Iterator[ModelOptions]:
             model.aliases,
             pin=model.pin,
             keep_alive=model.keep_alive,
-            adapters=model.adapters,
+            adapters={name: _located(name, path) for name, path in model.adapters.items()},
             adapter_folder=model.adapter_folder,
         )
 

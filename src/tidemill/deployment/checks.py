@@ -182,9 +182,12 @@ def _read_adapters(value: Any, folder: Path) -> dict[str, str]:
         if not ADAPTER_NAME.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no name of an adapter: {ADAPTER_NAME_RULE}")
         absolute = kinds.absolute(path, folder)
-        if not absolute.exists():
+        if absolute.exists():
+            found[name] = str(absolute)
+        elif str(path).startswith((".", "/", "~")):
             raise ValueError(f"no such file or folder: {absolute}")
-        found[name] = str(absolute)
+        else:
+            found[name] = str(path)  # a name of the library, which is looked up where models are
     return found
 
 

@@ -74,7 +74,7 @@ class ModelSettings(msgspec.Struct, frozen=True):
         keep_alive: seconds; infinite for ever.
         sampling: values where a request says nothing; absent ones are the model's own.
         engine: settings of its engine by the names of `EngineConfig`.
-        adapters: name -> absolute path of its adapters.
+        adapters: name -> absolute path of its adapters, or their names in the library.
         adapter_folder: absolute path of a folder with more of them.
         of: of a version, the name that clients use; else None.
         template_digest: SHA-256 of a chat template's file, so that a changed one is noticed.

@@ -388,7 +388,8 @@ MODEL = (
     ),
     Setting(
         *("adapters", checks.ADAPTERS, {}),
-        "Adapters (LoRA) of the model: name = path of a PEFT folder or GGUF file "
+        "Adapters (LoRA) of the model: name = path of a PEFT folder or GGUF file, or name of one "
+        "in the library "
         "(docs/adapters.md). A reload adds and replaces; unload the others over the API.",
         Apply.IN_PLACE,
         flag=False,

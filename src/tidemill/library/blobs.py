@@ -55,13 +55,16 @@ class Blobs:
         """Where the blob of a digest is, or would be."""
         return self.folder / (_PREFIX + sha256)
 
-    def has(self, sha256: str, size: int | None = None) -> bool:
-        """Whether a blob is there, with this size if one is given."""
+    def has(self, sha256: str) -> bool:
+        """Whether a blob is there."""
+        return self.size(sha256) is not None
+
+    def size(self, sha256: str) -> int | None:
+        """Bytes of a blob; None where there is none (another process may remove one)."""
         try:
-            status = os.stat(self.path(sha256))
+            return os.stat(self.path(sha256)).st_size
         except OSError:
-            return False
-        return size is None or status.st_size == size
+            return None
 
     def keep(self, file: Path, sha256: str) -> None:
         """Make a complete, verified file of this file system a blob; `file` is gone then."""

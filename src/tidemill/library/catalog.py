@@ -196,11 +196,13 @@ class Library:
         return folder if manifest.entry is None else folder / manifest.entry
 
     def usable(self) -> tuple[list[Entry], list[str]]:
-        """All models that can be opened, and of each other one why it cannot."""
+        """All models that can be opened, without adapters, and of each other one why it cannot."""
         found, wrong = [], []
         for name in self.names():
             try:
-                found.append(self.resolve(name))
+                entry = self.resolve(name)
+                if not entry.manifest.is_adapter:
+                    found.append(entry)
             except TidemillError as error:
                 if error.kind is not ErrorKind.NOT_FOUND:  # removed meanwhile
                     wrong.append(error.message)

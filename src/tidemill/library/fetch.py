@@ -171,9 +171,10 @@ class Fetcher:
                 stored[job.file.path] = StoredFile(job.file.path, job.part.size, digest)
 
     def _has(self, file: RemoteFile, stored: dict[str, StoredFile]) -> bool:
-        if file.sha256 is not None and self._blobs.has(file.sha256, file.size):
-            size = self._blobs.path(file.sha256).stat().st_size
-            stored[file.path] = StoredFile(file.path, size, file.sha256)
+        if file.sha256 is not None:
+            size = self._blobs.size(file.sha256)
+            if size is not None and file.size in (None, size):
+                stored[file.path] = StoredFile(file.path, size, file.sha256)
         return file.path in stored
 
     def _waiting(self, file: RemoteFile, first: bool) -> None:

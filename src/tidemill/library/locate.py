@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidemill.base.errors import ErrorKind, TidemillError
+from tidemill.base.errors import ErrorKind, TidemillError, config_error
 from tidemill.library.home import default_home, has_models
 from tidemill.library.manifest import EMPTY, Definition
 from tidemill.loading.hub import Say
@@ -55,7 +55,7 @@ def locate(
 
     Raises:
         TidemillError: NOT_FOUND for an unknown name; MODEL_FILE for files of the library that are
-            gone; see also `loading.locate`.
+            gone; CONFIG for an adapter; see also `loading.locate`.
     """
     if library is None and has_models(default_home()):
         # Imported here, because most starts name no model of the library.
@@ -65,6 +65,12 @@ def locate(
     named = isinstance(model, str) and model not in bundled_models()
     if library is not None and named and library.find(str(model)) is not None:
         entry = library.resolve(str(model))
+        if entry.manifest.is_adapter:
+            raise config_error(
+                "model",
+                f"{entry.name} is an adapter, which changes a model: serve its base with "
+                f"--adapter NAME={entry.name}",
+            )
         if os.path.exists(str(model)) and say is not None:
             say(f"{model} is the model of the library; the path of that name is ./{model}")
         made = entry.manifest
@@ -85,6 +91,41 @@ def locate(
         message = f"{error.message}; the library has {near[0]}"
         raise TidemillError(error.kind, message, param=error.param) from None
     return Located(path, name)
+
+
+def locate_adapter(text: str, folder: Path | None = None, library: Library | None = None) -> Path:
+    """Absolute path of an adapter that is named by a path or by its name in the library.
+
+    A path that exists precedes a name of that spelling.
+
+    Args:
+        text: the path or name.
+        folder: what a path is relative to; default: the working folder.
+        library: default: that of `home.default_home`.
+
+    Raises:
+        TidemillError: CONFIG, if there is neither, or the library's entry is a model; MODEL_FILE
+            for files of the library that are gone.
+    """
+    path = ((folder or Path.cwd()) / Path(text).expanduser()).absolute()
+    if path.exists() or is_path(text):
+        if not path.exists():
+            raise config_error("adapter", f"the adapter {path} does not exist")
+        return path
+    if library is None and has_models(default_home()):
+        from tidemill.library.catalog import Library
+
+        library = Library.open()
+    if library is None or library.find(text) is None:
+        raise config_error(
+            "adapter",
+            f"the adapter {path} does not exist, and the library has none of the name "
+            f"{text[:200]!r} (`tidemill pull` gets one)",
+        )
+    entry = library.resolve(text)
+    if entry.path.is_dir() and not entry.manifest.is_adapter:
+        raise config_error("adapter", f"{entry.name} is a model of the library and no adapter")
+    return entry.path
 
 
 def remote_name(model: str | Path | None, library: Library | None = None) -> HubName | None:

@@ -116,6 +116,11 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
         return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
     @property
+    def is_adapter(self) -> bool:
+        """It is an adapter (LoRA) alone, and no model."""
+        return any(file.path == "adapter_config.json" for file in self.files)
+
+    @property
     def size(self) -> int:
         """Bytes of all its files."""
         return sum(file.size for file in self.stored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -28,6 +28,8 @@ FOLDER_FILES = (
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
 )
+# The files of an adapter (PEFT's); what else its folder has is its base's.
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # Files in subfolders: named templates, and the modules of sentence-transformers.
 INNER_FILES = re.compile(
     r"additional_chat_templates/[^/]+\.jinja|\d+_\w+/(config\.json|model\.safetensors)"
@@ -73,8 +75,21 @@ def choose(name: HubName, files: Sequence[str]) -> Choice:
     if folder is not None:
         return Choice(folder)
     if not models:
-        raise model_file_error(f"{name.repo}: the repository holds {_instead(files)}")
+        raise model_file_error(f"{name.repo}: the repository holds {_instead(name, files)}")
     return _usual(name, models)
+
+
+def choose_any(name: HubName, files: Sequence[str]) -> Choice:
+    """As `choose`; also the files of an adapter, where a repository holds one and no model."""
+    plain = name.file is None and name.tag in (None, "latest")
+    if plain and is_adapter(files) and _folder(files) is None and not gguf_models(files):
+        return Choice(ADAPTER_FILES)
+    return choose(name, files)
+
+
+def is_adapter(files: Collection[str]) -> bool:
+    """Whether these names are those of an adapter's folder, maybe among others."""
+    return set(ADAPTER_FILES) <= set(files)
 
 
 def is_folder_file(path: str) -> bool:
@@ -97,7 +112,7 @@ def gguf_models(files: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def _folder(files: Sequence[str]) -> tuple[str, ...] | None:
     """The files of a safetensors folder; None without safetensors."""
-    top = [f for f in files if "/" not in f and is_folder_file(f)]
+    top = [f for f in files if "/" not in f and is_folder_file(f) and f not in ADAPTER_FILES]
     weights = [f for f in top if f.endswith(".safetensors")]
     if "config.json" not in top or not weights:
         return None
@@ -162,7 +177,12 @@ def label(file: str) -> str | None:
     return re.sub("^FP", "F", str(found[-1]).upper()) if found else None
 
 
-def _instead(files: Sequence[str]) -> str:
+def _instead(name: HubName, files: Sequence[str]) -> str:
+    if is_adapter(files):
+        return (
+            f"an adapter, which changes a model: `tidemill pull {name.repo}`, then serve its base "
+            f"with --adapter NAME={name.repo}"
+        )
     if any(f.endswith((".bin", ".pth", ".pt")) for f in files):
         return (
             "PyTorch's files alone, which are not fetched; download them and give the folder, "

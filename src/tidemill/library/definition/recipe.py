@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidemill.base.errors import config_error
+from tidemill.base.errors import TidemillError, config_error
 from tidemill.base.files import open_regular
 from tidemill.contract.config import QUANTIZATIONS
+from tidemill.library.locate import locate_adapter
 from tidemill.library.manifest import Definition
 
 ROLES = ("system", "user", "assistant")
@@ -66,15 +67,15 @@ def read_text(path: Path, param: str) -> str:
 
 
 def adapter_path(text: str, folder: Path, where: str) -> str:
-    """Absolute path of an adapter that is named relative to a folder.
+    """Absolute path of an adapter, of a path relative to a folder or a name of the library.
 
     Raises:
         TidemillError: CONFIG, if nothing is there.
     """
-    path = (folder / Path(text).expanduser()).absolute()
-    if not path.exists():
-        raise config_error("adapter", f"{where}: the adapter {path} does not exist")
-    return str(path)
+    try:
+        return str(locate_adapter(text, folder))
+    except TidemillError as error:
+        raise TidemillError(error.kind, f"{where}: {error.message}", param=error.param) from None
 
 
 def base_path(text: str, folder: Path) -> str:

@@ -14,7 +14,7 @@ from tidemill.library.manifest import is_inside
 from tidemill.library.names import hub_default
 from tidemill.library.pulling import Found, Pulling
 from tidemill.loading.hub import cached_files, error_kind, refusal
-from tidemill.loading.hub_choice import Choice, choose
+from tidemill.loading.hub_choice import Choice, choose_any
 from tidemill.loading.hub_name import HubName
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def pull_hub(name: HubName, pulling: Pulling) -> Found:
         why = f"the hub cannot be reached ({error_kind(error)}), check the network"
         return _offline(name, pulling, why)
     siblings = {file.rfilename: file for file in info.siblings or () if is_inside(file.rfilename)}
-    choice = choose(name, [*siblings])
+    choice = choose_any(name, [*siblings])
     if choice.note:
         pulling.reporter.say(choice.note)
     commit = info.sha or name.revision or "main"
@@ -144,7 +144,7 @@ def _referenced(
 def _offline(name: HubName, pulling: Pulling, why: str) -> Found:
     folder, listed = cached_files(name, why)
     pulling.reporter.say(f"{name}: using the hub's cache: {why.partition(',')[0]}")
-    return _referenced(name, choose(name, listed), folder, pulling, folder.name)
+    return _referenced(name, choose_any(name, listed), folder, pulling, folder.name)
 
 
 def _licence(info: ModelInfo) -> str | None:

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tidemill.library.pulling import Found, Pulling
-from tidemill.loading.hub_choice import gguf_models, is_folder_file
+from tidemill.loading.hub_choice import ADAPTER_FILES, gguf_models, is_folder_file
 from tidemill.loading.kind import check_model
 from tidemill.loading.locate import locate
 
@@ -15,12 +15,15 @@ _LOCAL_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 
 
 def pull_path(path: Path, pulling: Pulling) -> Found:
-    """A model folder or GGUF file, digested and referenced.
+    """A model folder, GGUF file or adapter's folder, digested and referenced.
 
     Raises:
         TidemillError: NOT_FOUND or MODEL_FILE; see `loading.locate` and `loading.kind`.
     """
     model, name = locate(path.expanduser().absolute())
+    if all((model / file).is_file() for file in ADAPTER_FILES):
+        stored = pulling.reference({file: model / file for file in ADAPTER_FILES})
+        return Found(name, str(model), stored, None, str(model))
     check_model(model)
     if model.is_dir():
         files = {
