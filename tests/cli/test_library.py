@@ -14,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.tiny_adapter import write_adapter
 
 from tests.helpers.fake_hub import FakeHub
 from tests.helpers.real_server import RealServer
+from tests.helpers.tiny_folder import write_folder
 from tidemill.base.errors import TidemillError
 from tidemill.cli import main
 from tidemill.contract.sampling import SamplingParams
@@ -206,3 +208,14 @@ def _read_until(terminal: int, end: bytes) -> bytes:
         except OSError:  # the other end was closed
             assert end in shown, shown
     return shown
+
+
+def test_the_adapters_of_a_created_model_must_fit(
+    library: Library, call: Call, tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "tiny")
+    write_adapter(tmp_path / "lora")
+    call("create", "mine", "--from", "./tiny", "--adapter", "lora")
+    with pytest.raises(TidemillError, match=r"lora cannot be used with .*brook: .*k_proj"):
+        call("create", "other", "--from", "brook", "--adapter", "lora")
+    assert library.names() == ("mine",)

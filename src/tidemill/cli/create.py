@@ -66,7 +66,7 @@ def create(
     for note in recipe.notes:
         print(note, file=sys.stderr)
     with progress_bar() as on_progress:
-        entry = create_model(name, recipe, Library.open(), on_progress)
+        entry = create_model(name, recipe, Library.open(), on_progress, check=check_adapters)
     if as_json:
         print_json(entry_document(entry) | {"base": recipe.base})
     else:
@@ -115,6 +115,21 @@ def _of_flags(
         quantize=None if quantize is None else check_quantize(quantize, "--quantize"),
     )
     return Recipe(base, definition, licence, notes)
+
+
+def check_adapters(base: Path, adapters: tuple[str, ...]) -> None:
+    """Raise for adapters that cannot be used with the model at a path."""
+    from tidemill.base.errors import TidemillError
+    from tidemill.loading.adapters.source import open_adapter
+    from tidemill.loading.checkpoint import open_model
+
+    model = open_model(base)
+    for path in adapters:
+        try:
+            open_adapter(Path(path), model)
+        except TidemillError as error:
+            message = f"the adapter {path} cannot be used with {base}: {error.message}"
+            raise TidemillError(error.kind, message, param=error.param) from None
 
 
 def check_template(source: str | None) -> None:

@@ -26,6 +26,8 @@ from tidemill.loading.locate import bundled_models
 Rewrite = Callable[[Path, Path, Reporter], None]
 """Writes the model at the first path to the second one, which ends in ``.gguf``; `reporter.check`
 raises when it shall stop."""
+Check = Callable[[Path, tuple[str, ...]], None]
+"""Raises where the adapters at these paths do not fit the model at the first path."""
 
 
 def create(
@@ -35,6 +37,7 @@ def create(
     on_progress: OnProgress = lambda progress: None,
     cancel: Event | None = None,
     rewrite: Rewrite | None = None,
+    check: Check | None = None,
 ) -> Entry:
     """Create a model, or replace the one of that name; files are shared with its base.
 
@@ -45,6 +48,7 @@ def create(
         library: where it goes.
         on_progress, cancel: see `pull.pull`.
         rewrite: writes the base's weights anew, as one GGUF file; None: they are shared.
+        check: of the adapters in the recipe; None: they are verified when the model is loaded.
 
     Raises:
         TidemillError: CONFIG for a name that cannot be one, or no base; see also `pull.pull`.
@@ -71,6 +75,8 @@ def create(
         definition = recipe.definition
         if base is not None:
             definition, adapter = _over(base, definition, adapter)
+        if check is not None and recipe.definition.adapters:
+            check(library.path(as_manifest(found)), recipe.definition.adapters)
         entry = library.add(
             Manifest(
                 name=str(parsed),
