@@ -169,6 +169,13 @@ def test_lengths_file_and_token_ids(tmp_path: Path) -> None:
     assert all(0 <= t < 50 for b in server.bodies for t in b["prompt"])
 
 
+def test_sessions_are_sent_to_several_models() -> None:
+    server = FakeServer(gap=0.0)
+    with serving(server) as url:
+        run_bench(BenchOptions(base_url=url, requests=40, warmup=0, models=("a", "b")))
+    assert {body["model"] for body in server.bodies} == {"a", "b"}
+
+
 def test_bad_lengths_name_the_line(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("input,output\n10,20\nten,20\n")

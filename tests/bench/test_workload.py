@@ -116,6 +116,22 @@ def test_prefix_groups() -> None:
     assert texts == [again.conversation().prompt(s.turns[0]).text() for s in again.closed(60)]
 
 
+@pytest.mark.parametrize(("skew", "share"), [(0.0, 1 / 3), (1.0, 6 / 11), (4.0, 0.93)])
+def test_models_are_drawn(skew: float, share: float) -> None:
+    options = BenchOptions("http://x", models=("a", "b", "c"), model_skew=skew).validate()
+    drawn = [session.model for session in Workload(options).closed(3000)]
+    assert drawn.count("a") / 3000 == pytest.approx(share, abs=0.03)
+    assert drawn == [session.model for session in Workload(options).closed(3000)]
+
+
+def test_a_trace_may_name_models(tmp_path: Path) -> None:
+    line = '{"timestamp": 2, "input": 3, "output": 4, "model": "b"}'
+    (path := tmp_path / "trace.jsonl").write_text(f"{line}\n" + line.replace(', "model": "b"', ""))
+    workload = Workload(BenchOptions("http://x", trace=path).validate())
+    assert [session.model for session in workload.replay(1.0)] == ["b", None]
+    assert workload.models == {"b"}
+
+
 def test_options_that_exclude_each_other() -> None:
     for how, param in (
         ({"rates": (1.0,), "sweep": "rate"}, "rate"),

@@ -12,6 +12,7 @@ from tidemill.bench.options import BenchOptions
 from tidemill.bench.report import report_json
 from tidemill.contract.plan import StepPlan
 from tidemill.sched.scheduler import Scheduler
+from tidemill.simulate.adapters import AdapterSizes
 from tidemill.simulate.engine import SimulatedEngine
 from tidemill.simulate.run import FleetOptions, simulate
 
@@ -46,6 +47,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "a limit of latency": (
         {"rates": (4.0,), "requests": 30, "output_tokens": 60}, {"max_itl_ms": 40.0}, {},
+    ),
+    "adapters": (
+        {"rates": (8.0,), "requests": 40, "output_tokens": 70, "models": ("a", "b", "c", "d")},
+        {"adapters": AdapterSizes(20 << 20, 50 << 20, 2e8)}, {"weight_bytes": 600 << 20},
     ),
     "recurrent": ({"concurrency": (3,), "requests": 9}, {}, {"recurrent": True, "snapshots": 8}),
 }  # fmt: skip

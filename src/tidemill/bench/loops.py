@@ -145,7 +145,9 @@ class Loops:
                 return
             prompt = conversation.prompt(turn)
             async with limit:
-                trace = await self.sender.send(prompt, turn.input_tokens, due, zero, several)
+                trace = await self.sender.send(
+                    prompt, turn.input_tokens, due, zero, several, session.model
+                )
             measured.traces.append(trace)
             due = trace.end + self.think
             measured.stopped = tick(trace) or measured.stopped

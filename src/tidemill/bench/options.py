@@ -27,6 +27,8 @@ class BenchOptions:
     Attributes:
         base_url: for example ``http://127.0.0.1:8000/v1``.
         model: model name; None takes the first that the server lists.
+        models: names among which sessions are drawn instead, such as those of adapters.
+        model_skew: how unequally: the n-th name is drawn in proportion to 1 / n ** `model_skew`.
         api_key: key, if the server requires one.
         headers: further headers, each ``Name: value``.
         endpoint: a name of `dialects.DIALECTS`.
@@ -87,6 +89,8 @@ class BenchOptions:
     arrivals: str = "poisson"
     burstiness: float = 1.0
     ramp: tuple[float, float] | None = None
+    models: tuple[str, ...] = ()
+    model_skew: float = 0.0
     trace: Path | None = None
     speeds: tuple[float, ...] = (1.0,)
     max_concurrency: int | None = None
@@ -186,7 +190,7 @@ class BenchOptions:
         for name in ("vocab", "prefix_groups", "turns", "repeat", "answer_tokens"):
             if getattr(self, name) < 1:
                 raise config_error(name, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("warmup", "shared_prefix", "think"):
+        for name in ("warmup", "shared_prefix", "think", "model_skew"):
             if getattr(self, name) < 0:
                 raise config_error(name, f"{name} must not be negative")
         for name in ("requests", "max_input", "max_output", "max_concurrency"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -29,7 +29,13 @@ class Sender:
     max_seconds: float
 
     async def send(
-        self, prompt: Prompt, given: int, start: float, zero: float, keep_text: bool = False
+        self,
+        prompt: Prompt,
+        given: int,
+        start: float,
+        zero: float,
+        keep_text: bool = False,
+        model: str | None = None,
     ) -> RequestTrace:
         """Send a prompt; failures are in the trace.
 
@@ -37,11 +43,13 @@ class Sender:
             given: input tokens, where the server does not count them.
             start: when it was due, relative to `zero`.
             keep_text: whether the trace has the answer's text.
+            model: the name that it is sent to; None: that of the sampling.
         """
         trace = RequestTrace(start=start, sent=self.clock() - zero, input_tokens=given)
         left = self.max_seconds - trace.sent
         texts: list[str] = []
-        body = self.dialect.encode(prompt, self.sampling)
+        sampling = self.sampling if model is None else replace(self.sampling, model=model)
+        body = self.dialect.encode(prompt, sampling)
         try:
             async with asyncio.timeout(max(0.0, min(self.timeout, left))):
                 stream = self.client.events(self.dialect.route, body, self.dialect.framing)

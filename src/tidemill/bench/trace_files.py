@@ -5,7 +5,7 @@
 | azure | CSV | TIMESTAMP, ContextTokens, GeneratedTokens (2023 and 2024) |
 | burstgpt | CSV | Timestamp (s), Request tokens, Response tokens; failures have no response |
 | mooncake | JSONL | timestamp (ms), input_length, output_length, hash_ids of blocks of 512 tokens |
-| plain | JSONL | timestamp (s), input, output |
+| plain | JSONL | timestamp (s), input, output; model, where it is another one |
 | audit | JSONL | of `tidemill audit export`: arrivals, lengths, what was cached |
 """
 
@@ -15,7 +15,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,12 +33,14 @@ class TraceRequest:
         due: seconds from the trace's first request.
         input_tokens, output_tokens: lengths.
         prefix: segments that requests with equal hashes share; empty: nothing is known.
+        model: the name that it is sent to; None: nothing is known.
     """
 
     due: float
     input_tokens: int
     output_tokens: int
     prefix: tuple[Segment, ...] = field(default=())
+    model: str | None = None
 
 
 def _azure_seconds(text: str) -> float:
@@ -76,7 +78,10 @@ def _mooncake(row: dict[str, object]) -> TraceRequest:
 
 def _plain(row: dict[str, object]) -> TraceRequest:
     return TraceRequest(
-        float(str(row["timestamp"])), int(str(row["input"])), int(str(row["output"]))
+        float(str(row["timestamp"])),
+        int(str(row["input"])),
+        int(str(row["output"])),
+        model=str(row["model"]) if row.get("model") else None,
     )
 
 
@@ -161,4 +166,4 @@ def read_trace(path: Path) -> list[TraceRequest]:
 def _from_zero(found: Iterable[TraceRequest]) -> list[TraceRequest]:
     ordered = sorted(found, key=lambda request: request.due)
     zero = ordered[0].due
-    return [TraceRequest(r.due - zero, r.input_tokens, r.output_tokens, r.prefix) for r in ordered]
+    return [replace(request, due=request.due - zero) for request in ordered]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from tidemill.bench.arrivals import arrivals, ramp
 from tidemill.bench.dialects import Prompt
@@ -36,10 +37,28 @@ class Session:
     Attributes:
         turns: at least one.
         due: when the first one is due, in seconds from the point's start; closed loops ignore it.
+        model: the name that it is sent to; None: that of the run.
     """
 
     turns: tuple[Turn, ...]
     due: float = 0.0
+    model: str | None = None
+
+
+class _Names:
+    """Draws the models that sessions are sent to."""
+
+    def __init__(self, options: BenchOptions) -> None:
+        self._names = options.models
+        weights = (1 / place**options.model_skew for place in range(1, len(self._names) + 1))
+        self._weights = list(accumulate(weights))
+        self._rng = random.Random(f"models {options.seed}")
+
+    def draw(self) -> str | None:
+        """A name; None: the run's."""
+        if not self._names:
+            return None
+        return self._rng.choices(self._names, cum_weights=self._weights)[0]
 
 
 class Conversation:
@@ -77,6 +96,7 @@ class Workload:
         self._pairs = length_pairs(
             options.input_tokens, options.output_tokens, options.lengths_file, self._rng
         )
+        self._names = _Names(options)
         self._next_key = _OWN_KEYS
         self._points = 0
         self.clipped = 0  # requests whose lengths were cut to max_input or max_output
@@ -87,6 +107,14 @@ class Workload:
         assert self._options.trace is not None
         return read_trace(self._options.trace)
 
+    @property
+    def models(self) -> set[str]:
+        """The names that sessions are sent to, beside the run's own."""
+        named = set(self._options.models)
+        if self._options.trace is not None:
+            named.update(request.model for request in self.trace if request.model is not None)
+        return named
+
     def conversation(self) -> Conversation:
         """An empty one."""
         return Conversation(self._vocabulary, self._options.token_ids)
@@ -96,7 +124,7 @@ class Workload:
         left = count
         while left is None or left > 0:
             turns = self._options.turns if left is None else min(self._options.turns, left)
-            yield Session(self._turns(turns))
+            yield Session(self._turns(turns), model=self._names.draw())
             left = left and left - turns
 
     def open(self, rate: float, count: int | None) -> Iterator[Session]:
@@ -104,7 +132,7 @@ class Workload:
         options = self._options
         due = arrivals(options.arrivals, rate / options.turns, options.burstiness, self._arrivals())
         for session, when in zip(self.closed(count), due, strict=False):
-            yield Session(session.turns, when)
+            yield replace(session, due=when)
 
     def ramp(self) -> Iterator[Session]:
         """Sessions due at a rate that changes linearly."""
@@ -112,7 +140,7 @@ class Workload:
         assert options.ramp is not None and options.duration is not None
         first, last = (rate / options.turns for rate in options.ramp)
         for due in ramp(first, last, options.duration, self._arrivals()):
-            yield Session(self._turns(options.turns), due)
+            yield Session(self._turns(options.turns), due, self._names.draw())
 
     def replay(self, speed: float) -> Iterator[Session]:
         """The trace's requests, `requests` at most. Blocks with equal hashes are equal within a
@@ -124,7 +152,8 @@ class Workload:
             segments = _cut(prefix, given)
             if (rest := given - sum(segment.length for segment in segments)) > 0:
                 segments += (self._own(rest),)
-            yield Session((Turn(segments, given, wanted),), request.due / speed)
+            model = request.model or self._names.draw()
+            yield Session((Turn(segments, given, wanted),), request.due / speed, model)
 
     def _arrivals(self) -> random.Random:
         self._points += 1

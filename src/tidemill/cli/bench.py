@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 _DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
+MOST_NAMES = 10_000
+"""That a range in --models stands for."""
+
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
     try:
@@ -40,7 +44,7 @@ def _whole(name: str, text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in numbers)
 
 
-def _named(name: str, text: str) -> dict[str, float]:
+def named_numbers(name: str, text: str) -> dict[str, float]:
     """``ttft=200,tpot=50`` as numbers by name."""
     try:
         pairs = [part.split("=") for part in text.split(",") if part.strip()]
@@ -65,6 +69,25 @@ def _extra(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise config_error("extra-body", f"--extra-body takes a JSON object, got {text!r}")
     return value
+
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """``a,b-{1..3}`` as names."""
+    names: list[str] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        if (found := _RANGE.search(part)) is None:
+            names.append(part)
+            continue
+        first, last = int(found[1]), int(found[2])
+        if not first <= last < first + MOST_NAMES:
+            raise config_error(
+                "models", f"{found[0]} counts upwards, through {MOST_NAMES:,} names at most"
+            )
+        names += [part.replace(found[0], str(number)) for number in range(first, last + 1)]
+    return tuple(names)
 
 
 def load_of(
@@ -101,6 +124,12 @@ def load_of(
     lengths: Path | None = option(None, help="JSONL or CSV file of (input, output) lengths."),
     max_input: int | None = option(None, help="Cut longer prompts, such as those of a trace."),
     max_output: int | None = option(None, help="Cut longer answers."),
+    models: str = option(
+        "", help="Names (adapters) that requests are spread over: a,b,lora-{1..100}."
+    ),
+    model_skew: float = option(
+        0.0, help="The n-th of --models is drawn in proportion to 1/n^SKEW; 0: all alike."
+    ),
     token_ids: bool = option(False, help="Send prompts as token ids (exact lengths)."),
     vocab: int = option(1000, help="Token ids are drawn below this."),
     ignore_eos: bool = option(True, help="Ask the server for the full output length."),
@@ -127,11 +156,13 @@ def load_of(
         arrivals=arrivals,
         burstiness=burstiness,
         ramp=_ramp(ramp or ""),
+        models=_names(models),
+        model_skew=model_skew,
         trace=trace,
         speeds=_numbers("trace-speed", trace_speed),
         max_concurrency=max_concurrency,
         sweep=sweep,
-        objectives=_named("slo", slo or ""),
+        objectives=named_numbers("slo", slo or ""),
         goodput=goodput,
         target=target,
         precision=precision,
@@ -156,7 +187,7 @@ def load_of(
         seed=seed,
         timeout=timeout,
         max_seconds=max_seconds,
-        prices=_named("prices", prices or ""),
+        prices=named_numbers("prices", prices or ""),
         label=label or "",
     )
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.base.errors import config_error
+from tidemill.base.sizes import parse_size
 from tidemill.cli.bench import (
     fail_without_answers,
     load_of,
+    named_numbers,
     print_report,
     with_progress,
     write_report,
@@ -19,6 +21,7 @@ from tidemill.cli.outputs import check_writable
 if TYPE_CHECKING:
     from tidemill.bench.options import BenchOptions
     from tidemill.simulate.run import FleetOptions
+    from tidemill.simulate.tiers import TierSizes
 
 
 def fleet_of(
@@ -41,8 +44,16 @@ def fleet_of(
         None, help="Engines speculate: how likely a draft comes true where those before it have."
     ),
     draft_ms: float = option(0.0, help="What a drafter takes for each token that it proposes."),
+    adapter_size: str | None = option(None, help="Of each adapter of --models, such as 40MiB."),
+    adapter_memory: str = option("1GiB", help="For adapters, as `tidemill serve`."),
+    adapter_gbps: float = option(1.0, help="GB/s with which an adapter is read and verified."),
+    kv_ram: str = option("", help="Memory for KV blocks that left an engine's cache."),
+    kv_disk: str = option("", help="The same on disk; sizes such as 20GiB."),
+    kv_peers: bool = option(False, help="Engines bring KV blocks from one another."),
+    kv_gbps: str = option("", help="GB/s of these tiers: ram=2,disk=0.5,peer=0.7."),
 ) -> FleetOptions:
     """The servers that these flags describe."""
+    from tidemill.simulate.adapters import AdapterSizes
     from tidemill.simulate.run import FleetOptions
 
     sizes = {
@@ -50,9 +61,36 @@ def fleet_of(
         "max_model_len": max_model_len, "prefix_caching": prefix_caching,
     }  # fmt: skip
     given = {name: value for name, value in sizes.items() if value is not None}
+    adapters = None
+    if adapter_size is not None:
+        adapters = AdapterSizes(
+            _size("adapter_size", adapter_size), _size("adapter_memory", adapter_memory),
+            1e9 * adapter_gbps,
+        )  # fmt: skip
     return FleetOptions(
-        engines, policy, given, max_itl_ms, speed, noise, admission, acceptance, draft_ms
-    )
+        engines, policy, given, max_itl_ms, speed, noise, admission, acceptance, draft_ms,
+        adapters, _tiers(kv_ram, kv_disk, kv_peers, kv_gbps),
+    )  # fmt: skip
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        return parse_size(text) if text else 0
+    except ValueError:
+        raise config_error(name, f"{name} is no size, such as 512MiB: {text!r}") from None
+
+
+def _tiers(ram: str, disk: str, peers: bool, gbps: str) -> TierSizes | None:
+    from tidemill.contract.moves import Tier
+    from tidemill.simulate.tiers import BANDWIDTH, TierSizes
+
+    if not (ram or disk or peers):
+        return None
+    given = named_numbers("kv-gbps", gbps)
+    if unknown := set(given) - set(Tier):
+        raise config_error("kv_gbps", f"tiers are {', '.join(Tier)}, not {', '.join(unknown)}")
+    bandwidth = {tier: 1e9 * given[tier] if tier in given else BANDWIDTH[tier] for tier in Tier}
+    return TierSizes(_size("kv_ram", ram), _size("kv_disk", disk), peers, bandwidth)
 
 
 def simulate_load(

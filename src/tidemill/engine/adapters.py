@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger, summary
@@ -23,6 +24,31 @@ _log = get_logger(__name__)
 # (slot of loaded adapters, or why they cannot be loaded).
 Granted = Callable[[int, TidemillError | None], None]
 Checked = Callable[[AdapterInfo | None, TidemillError | None], None]
+
+
+class Loader(Protocol):
+    """Runs what takes long beside the steps."""
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run it, after what was submitted before."""
+
+    def close(self) -> None:
+        """Run nothing more; what is running ends before this returns."""
+
+
+class _Thread:
+    """A thread that loads."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "tidemill-adapters")
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """See Loader."""
+        self._pool.submit(work)
+
+    def close(self) -> None:
+        """See Loader."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,15 +80,21 @@ class AdapterGate:
     Args:
         executor: loads adapters.
         post: runs a function in the engine's thread, soon.
+        loader: runs the loads, one after another; None: a thread of its own.
     """
 
-    def __init__(self, executor: Executor, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        post: Callable[[Callable[[], None]], None],
+        loader: Loader | None = None,
+    ) -> None:
         self._executor = executor
         self._post = post
         self._slots = AdapterSlots(*executor.adapter_room())
         self._waiting: deque[_Waiting] = deque()
         self._loading = False
-        self._loader = ThreadPoolExecutor(1, "tidemill-adapters")
+        self._loader = loader or _Thread()
         self._checks = 0
         # References of ended requests, and the last step submitted until then.
         self._ended: deque[tuple[str, int]] = deque()
@@ -124,7 +156,7 @@ class AdapterGate:
     def close(self) -> None:
         """Stop loading."""
         self._waiting.clear()
-        self._loader.shutdown(wait=True, cancel_futures=True)
+        self._loader.close()
 
     def _unload(self, slots: list[int]) -> None:
         for slot in slots:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_right
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,9 @@ BEYOND = 1.25
 """A step is beyond what was measured if one of its numbers exceeds the largest by this factor."""
 
 
+_NONE: Mapping[int, int] = {}
+
+
 class Work(NamedTuple):
     """What a step computes, as far as its time depends on it.
 
@@ -33,6 +37,7 @@ class Work(NamedTuple):
             KV positions read.
         samples: rows whose logits are sampled.
         rows: rows.
+        adapter_bytes: memory of the adapters that rows have, each once.
     """
 
     tokens: float
@@ -40,17 +45,26 @@ class Work(NamedTuple):
     reach: float
     samples: int
     rows: int
+    adapter_bytes: float = 0.0
 
 
-def work_of(plan: StepPlan, layers: int) -> Work:
-    """The work of a plan for a model of so many layers (asked for rows cut by layers alone)."""
+def work_of(plan: StepPlan, layers: int, adapters: Mapping[int, int] = _NONE) -> Work:
+    """The work of a plan.
+
+    Args:
+        plan: its rows count.
+        layers: of the model (asked for rows cut by layers alone).
+        adapters: bytes in each slot.
+    """
     load, samples = Load(), 0
     for row in plan.rows:
         cut = row.layers
         share = 1.0 if cut is None or not layers else (cut.end - cut.begin) / layers
         load.add(row.start, row.count + len(row.draft_token_ids), share)
         samples += (1 + len(row.draft_token_ids)) if row.sample else 0
-    return Work(load.tokens, load.pairs, load.reach, samples, len(plan.rows))
+        if row.adapter_slot:
+            load.add_adapter(row.adapter_slot, adapters.get(row.adapter_slot, 0), share)
+    return Work(load.tokens, load.pairs, load.reach, samples, len(plan.rows), load.adapter_bytes)
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +129,7 @@ class StepSeconds(msgspec.Struct, frozen=True, kw_only=True):
         sample: for every row that samples.
         pair: for every query-key pair of attention.
         reach: for every KV position read.
+        adapter_byte: for every byte of the adapters that rows have; 0: not known.
     """
 
     tokens: tuple[tuple[float, float], ...]
@@ -122,10 +137,13 @@ class StepSeconds(msgspec.Struct, frozen=True, kw_only=True):
     sample: float = 0.0
     pair: float = 0.0
     reach: float = 0.0
+    adapter_byte: float = 0.0
 
     def of(self, work: Work) -> float:
         """Seconds of a step, without noise."""
         seconds = self.of_tokens(work.tokens) + self.pair * work.pairs + self.reach * work.reach
+        if work.adapter_bytes:
+            seconds += self.adapter_byte * work.adapter_bytes
         return seconds + (self.projection + self.sample * work.samples if work.samples else 0.0)
 
     def of_tokens(self, count: float) -> float:

@@ -106,7 +106,10 @@ class Ahead:
                 cost.observe(load, ends - begins)
                 predicted = cost.predict(following)
                 ready = ends
-            work = Work(following.tokens, following.pairs, following.reach, rows, rows)
+            work = Work(
+                following.tokens, following.pairs, following.reach, rows, rows,
+                following.adapter_bytes,
+            )  # fmt: skip
             begins = max(ready + host.step + host.row * rows, ends)
             factor = self._draw()
             seconds = self._step.of(work) * factor
@@ -128,4 +131,4 @@ class Ahead:
     def work(self, step: int) -> Work:
         """Of one of the steps."""
         load, rows = self.run.load(step), len(self.run.rows)
-        return Work(load.tokens, load.pairs, load.reach, rows, rows)
+        return Work(load.tokens, load.pairs, load.reach, rows, rows, load.adapter_bytes)

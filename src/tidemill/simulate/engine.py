@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
 from typing import cast
 
 from tidemill.contract.config import EngineConfig
+from tidemill.contract.moves import MoveReport, Tier
 from tidemill.contract.plan import Drafting, Row, RowResult, StepPlan, StepResult, StepTimings
 from tidemill.contract.request import EngineRequest, FinishReason
 from tidemill.contract.speculation import AUTO, DRAFT
@@ -25,9 +25,11 @@ from tidemill.executor.inproc import OpenedExecutor
 from tidemill.sched.decode_run import RunRow
 from tidemill.sched.scheduler import Scheduler
 from tidemill.sched.sequence import Emission
+from tidemill.simulate.adapters import AdapterSizes, SimulatedAdapters
 from tidemill.simulate.costs import Costs, EngineFacts, Work, work_of
 from tidemill.simulate.decode import COMMIT_SHARE, VOCAB, Ahead, Landed, token_at
 from tidemill.simulate.drafts import Drafts
+from tidemill.simulate.tiers import Directory, SimulatedMover, TierSizes
 from tidemill.simulate.timeline import Timeline
 
 Deliver = Callable[[float, list[Emission]], None]
@@ -68,19 +70,46 @@ def scheduler_of(
     clock: Callable[[], float],
     max_itl_ms: float | None = None,
     speculation: str | None = None,
+    mover: SimulatedMover | None = None,
+    tiers: tuple[Tier, ...] = (),
 ) -> Scheduler:
-    """The scheduler that an engine of these facts has."""
+    """The scheduler that an engine of these facts has, with `tiers` that `mover` serves."""
     opened = OpenedExecutor(
-        cast("Executor", SimpleNamespace()),
+        cast("Executor", mover),
         info_of(facts, speculation),
         facts.identity or facts.model,
         facts.groups,
         recurrent=facts.recurrent,
         snapshots=facts.snapshots,
         sliced_layers=facts.layers,
+        tiers=tiers,
+        listens=Tier.PEER in tiers,
     )
     config = EngineConfig(model=facts.model, served_name=facts.model, max_itl_ms=max_itl_ms)
     return make_scheduler(opened, config, clock=clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine has that not every one has.
+
+    Attributes:
+        max_itl_ms: as `EngineConfig.max_itl_ms`.
+        drafts: what drafts for its streams; None: nothing.
+        adapters: of requests with a model's name; None: such requests are the base model's.
+        tiers: what lies below the device; None: nothing.
+        directory, number: engines that bring blocks from one another, and this one's number there.
+    """
+
+    max_itl_ms: float | None = None
+    drafts: Drafts | None = None
+    adapters: AdapterSizes | None = None
+    tiers: TierSizes | None = None
+    directory: Directory = field(default_factory=Directory)
+    number: int = 0
+
+
+NO_PARTS = Parts()
 
 
 @dataclass(slots=True)
@@ -104,8 +133,7 @@ class SimulatedEngine:
         deliver: is given outputs with the time at which they leave the engine, which may be a
             little later than now.
         deliver_run: is given the rows of steps that give each of them a token and nothing else.
-        max_itl_ms: as `EngineConfig.max_itl_ms`.
-        drafts: what drafts for its streams; None: nothing.
+        parts: what else it has.
 
     Attributes:
         scheduler: the real one.
@@ -125,17 +153,31 @@ class SimulatedEngine:
         noise: Callable[[], float],
         deliver: Deliver,
         deliver_run: DeliverRun,
-        max_itl_ms: float | None = None,
-        drafts: Drafts | None = None,
+        parts: Parts = NO_PARTS,
     ) -> None:
-        speculation = None if drafts is None else AUTO
-        self.scheduler = scheduler_of(facts, timeline.clock, max_itl_ms, speculation)
-        self._drafts = drafts
+        speculation = None if parts.drafts is None else AUTO
+        self._mover: SimulatedMover | None = None
+        tiers: tuple[Tier, ...] = ()
+        if parts.tiers is not None and facts.prefix_caching:
+            tiers = parts.tiers.tiers
+            self._mover = SimulatedMover(
+                timeline, parts.tiers, facts.block_size * facts.kv_bytes_per_token,
+                self._moved, parts.directory, parts.number,
+            )  # fmt: skip
+        self.scheduler = scheduler_of(
+            facts, timeline.clock, parts.max_itl_ms, speculation, self._mover, tiers
+        )
+        self._drafts = parts.drafts
+        self._adapters = None
+        if parts.adapters is not None:
+            self._adapters = SimulatedAdapters(timeline, parts.adapters, self.scheduler, self._post)
+        self._slots: Mapping[int, int] = {} if self._adapters is None else self._adapters.slots
         self.most = Work(0, 0, 0, 0, 0)
         self.busy = 0.0
         self.waits: Counter[str] = Counter()
         self._facts = facts
         self._launched = 0
+        self._last_step = -1
         self._timeline = timeline
         self._layers = facts.layers
         self._step = costs.step
@@ -153,7 +195,16 @@ class SimulatedEngine:
 
     def submit(self, request: EngineRequest) -> None:
         """A request has come."""
-        self._post(partial(self.scheduler.submit, request))
+        self._post(partial(self._submitted, request))
+
+    def _submitted(self, request: EngineRequest) -> list[Emission]:
+        emissions = self.scheduler.submit(request)
+        if request.adapters and not emissions and self._adapters is not None:
+            emissions = self._adapters.acquire(request)
+        return emissions
+
+    def _moved(self, report: MoveReport) -> None:
+        self._post(partial(self.scheduler.moved, report))
 
     def cancel(self, request_id: str) -> None:
         """A request's client has gone."""
@@ -203,7 +254,9 @@ class SimulatedEngine:
                 self._idle = True
                 self._send(ready)
             return None
-        host, work = self._host, work_of(plan, self._layers)
+        host, work = self._host, work_of(plan, self._layers, self._slots)
+        if self._mover is not None:
+            self._mover.launched(plan.step_id)
         begins = ready + host.step + host.row * work.rows + host.submit * received
         if self._in_flight:
             begins = max(begins, self._in_flight[-1].ends)
@@ -211,6 +264,7 @@ class SimulatedEngine:
         drafting = () if self._drafts is None else self._drafts.drafting(plan)
         ends = begins + seconds + sum(drafter.seconds for drafter in drafting)
         self._in_flight.append(_Step(plan, begins, ends, drafting))
+        self._last_step = plan.step_id
         self._count(work, seconds)
         if self._launched % _LOOK_EVERY == 0:
             self._look()
@@ -269,7 +323,10 @@ class SimulatedEngine:
             timings=StepTimings(0.0, seconds, 0.0, seconds),
             drafting=step.drafting,
         )
+        if self._mover is not None:
+            self._mover.landed(step.plan.step_id)
         self._outputs += self.scheduler.commit(step.plan, result)
+        self._settle()
         if self._in_flight or not (self.scheduler.has_work or self._inbox):
             loop = self._host.step + self._host.row * len(rows)
             self._send(step.ends + COMMIT_SHARE * loop)
@@ -277,6 +334,12 @@ class SimulatedEngine:
             self._turn()
         else:
             self._idle = True
+
+    def _settle(self) -> None:
+        """Take back adapters that no step in flight can name."""
+        if self._adapters is not None:
+            oldest = self._in_flight[0].plan.step_id if self._in_flight else None
+            self._outputs += self._adapters.settle(self._last_step, oldest)
 
     def _result(self, row: Row) -> RowResult:
         if not row.sample:
@@ -337,9 +400,12 @@ class SimulatedEngine:
             learned = ahead.cost if landed == len(ahead.landed) else None
             plan = self.scheduler.follow(ahead.run, ahead.predicted, seconds, token_at, learned)
             self._in_flight = deque([_Step(plan, ahead.begins[landed], ahead.ends[landed])])
+            self._last_step = plan.step_id
+            self._settle()
         if launched > landed:
             following = self.scheduler.plan()
             assert following is not None
+            self._last_step = following.step_id
             self._in_flight.append(_Step(following, ahead.begins[launched], ahead.ends[launched]))
         if launched:
             self._count(ahead.work(launched), *ahead.seconds[:launched])

@@ -71,7 +71,7 @@ class Fleet:
         """A client sends a request now."""
         now, prompt = self._timeline.now, len(call.prompt)
         by_prefix = self._policy in _BY_PREFIX
-        keys = keys_of("", array("i", call.prompt).tobytes()) if by_prefix else []
+        keys = keys_of(call.model or "", array("i", call.prompt).tobytes()) if by_prefix else []
         cached = self._prefixes.matched
         facts = [
             Facts(

@@ -207,6 +207,7 @@ class _Point:
         several = len(stream.session.turns) > 1
         call = Call(prompt, turn.output_tokens, trace, self.zero, lambda: self._ended(stream, call))
         call.answer = [] if several else None
+        call.model = stream.session.model
         self._calls[call] = None
         self._deadlines.append((*self._loops.deadline(self.zero, self._timeline.now), call))
         self._watch()

@@ -14,18 +14,24 @@ from tidemill.bench.options import BenchOptions
 from tidemill.bench.points import Progress, Run, workload_facts
 from tidemill.bench.results import BenchReport
 from tidemill.bench.workload import Workload
+from tidemill.contract.moves import Tier
 from tidemill.contract.speculation import DRAFT
 from tidemill.gateway.routing.policy import DEFAULT, POLICIES
-from tidemill.simulate.costs import Costs, Work
+from tidemill.simulate.adapters import AdapterSizes
+from tidemill.simulate.costs import Costs, EngineFacts, Work
 from tidemill.simulate.drafts import Drafts, Speculation
+from tidemill.simulate.engine import Parts
 from tidemill.simulate.fleet import Fleet
 from tidemill.simulate.loops import Sends, SimulatedLoops, at_once
 from tidemill.simulate.noise import no_noise, noise
 from tidemill.simulate.prompts import Prompts
 from tidemill.simulate.server import SimulatedServer
+from tidemill.simulate.tiers import Directory, TierSizes
 from tidemill.simulate.timeline import Timeline
 
 TOOL = "tidemill simulate"
+
+_TIERS = {Tier.RAM: "memory", Tier.DISK: "disk", Tier.PEER: "other engines"}
 
 _BUSY = 0.9  # share of the time: whoever is late then waits for steps
 
@@ -51,6 +57,9 @@ class FleetOptions:
         acceptance: engines speculate: how likely a draft comes true where those before it have;
             None: they do not.
         draft_ms: what a drafter takes for each token that it proposes.
+        adapters: what names other than the model's own stand for; None: for the model.
+        tiers: where KV blocks go that leave an engine's cache, and whether engines bring them from
+            one another; None: nowhere.
     """
 
     engines: int = 1
@@ -62,6 +71,8 @@ class FleetOptions:
     admission: bool = True
     acceptance: float | None = None
     draft_ms: float = 0.0
+    adapters: AdapterSizes | None = None
+    tiers: TierSizes | None = None
 
     def validate(self) -> FleetOptions:
         """Return self if the options make sense.
@@ -82,12 +93,22 @@ class FleetOptions:
             raise config_error("acceptance", "acceptance is a share, from 0 to 1")
         if self.draft_ms < 0:
             raise config_error("draft_ms", "draft_ms must be at least 0")
+        self._validate_parts()
         for name, value in self.sizes.items():
             if name not in SIZES:
                 raise config_error(name, f"sizes are {', '.join(SIZES)}")
             if name != "prefix_caching" and value < 1:
                 raise config_error(name, f"{name} must be at least 1")
         return self
+
+    def _validate_parts(self) -> None:
+        if (adapters := self.adapters) is not None:
+            if min(adapters) <= 0:
+                raise config_error("adapters", "an adapter's bytes, memory and bandwidth: above 0")
+            if adapters.nbytes > adapters.memory:
+                raise config_error("adapter_memory", "adapter_memory holds not even one adapter")
+        if self.tiers is not None and min(self.tiers.bandwidth.values()) <= 0:
+            raise config_error("kv_bandwidth", "a tier's bandwidth must be above 0")
 
 
 class Simulation:
@@ -103,21 +124,32 @@ class Simulation:
     def __init__(self, costs: Costs, fleet: FleetOptions, seed: int = 0) -> None:
         self.timeline = Timeline()
         self.costs = faster(costs, fleet.speed)
+        if fleet.adapters is not None:
+            self.costs = with_adapters(self.costs)
         self.facts = msgspec.structs.replace(costs.engine, **fleet.sizes)
-        self.servers = [
-            SimulatedServer(
-                self.timeline, self.facts, self.costs, _noise(costs, fleet, f"{seed} {place}"),
-                fleet.max_itl_ms, admits=fleet.admission, drafts=_drafts(fleet, f"{seed} {place}"),
-            )
-            for place in range(fleet.engines)
-        ]  # fmt: skip
+        _check_tiers(fleet, self.facts)
+        self._fleet, self._seed, self._directory = fleet, seed, Directory()
+        self.servers = [self.server(place) for place in range(fleet.engines)]
         self.entry: Sends = self.servers[0]
         if len(self.servers) > 1:
             self.entry = Fleet(self.timeline, self.servers, self.facts, fleet.policy, seed)
 
+    def server(self, place: int) -> SimulatedServer:
+        """A server of the fleet, the one with this number."""
+        fleet, seed = self._fleet, f"{self._seed} {place}"
+        parts = Parts(
+            fleet.max_itl_ms, _drafts(fleet, seed), fleet.adapters, fleet.tiers, self._directory,
+            place,
+        )  # fmt: skip
+        return SimulatedServer(
+            self.timeline, self.facts, self.costs, _noise(self.costs, fleet, seed), parts,
+            admits=fleet.admission,
+        )  # fmt: skip
+
     def notes(self) -> list[str]:
         """What a reader must know."""
-        most = Work(*(max(s.engine.most[i] for s in self.servers) for i in range(5)))  # type: ignore[arg-type]
+        mosts = [server.engine.most for server in self.servers]
+        most = Work(*map(max, zip(*mosts, strict=True)))
         found = list(self.costs.notes)
         if beyond := self.costs.beyond(most):
             found.append(f"Extrapolated: steps were larger than any that was measured: {beyond}.")
@@ -126,6 +158,14 @@ class Simulation:
         preempted = sum(server.engine.scheduler.stats().preemptions for server in self.servers)
         if preempted:
             found.append(f"{preempted} preemptions for want of KV blocks.")
+        brought = Counter[Tier]()
+        for server in self.servers:
+            for told in server.engine.scheduler.stats().tiers:
+                brought[told.tier] += told.tokens
+        found += [
+            f"{tokens:,} tokens were brought from {_TIERS[tier]} rather than computed."
+            for tier, tokens in brought.items()
+        ]
         found.append(
             f"Simulated: {self.timeline.now:,.1f} s of {len(self.servers)} engine(s), computing "
             f"{100 * self.busy:.0f} % of the time."
@@ -175,6 +215,53 @@ def faster(costs: Costs, speed: float) -> Costs:
     return msgspec.structs.replace(costs, step=scaled, notes=(*costs.notes, note))
 
 
+def with_adapters(costs: Costs) -> Costs:
+    """Costs of steps whose rows have adapters. Where that was not measured, a byte of an adapter
+    takes as long as a byte of the weights does in a step of one token."""
+    step, weights = costs.step, costs.engine.weight_bytes
+    if step.adapter_byte:
+        return costs
+    if not weights:
+        raise config_error(
+            "costs",
+            "these costs know neither what adapters take nor how large the weights are: calibrate "
+            "the model again",
+        )
+    derived = msgspec.structs.replace(step, adapter_byte=step.of_tokens(1) / weights)
+    note = "Bytes of adapters are taken to be read like those of the weights: not measured."
+    return msgspec.structs.replace(costs, step=derived, notes=(*costs.notes, note))
+
+
+def _check_tiers(fleet: FleetOptions, facts: EngineFacts) -> None:
+    tiers, block = fleet.tiers, facts.kv_bytes_per_token * facts.block_size
+    if tiers is None:
+        return
+    if not block:
+        raise config_error("costs", "these costs do not say how large a KV block is")
+    if facts.recurrent:
+        raise config_error("tiers", "a model with recurrent layers has no tiers below its cache")
+    for name, size in (("kv_ram", tiers.ram), ("kv_disk", tiers.disk)):
+        if size and size < block:
+            raise config_error(name, f"{name} holds not even one block of {block:,} bytes")
+    if tiers.peers and fleet.engines < 2:
+        raise config_error("kv_peers", "kv_peers needs several engines")
+
+
+def check_models(workload: Workload, fleet: FleetOptions, own: str) -> None:
+    """Refuse names of models, other than an engine's own, that nothing is known of.
+
+    Raises:
+        TidemillError: kind CONFIG.
+    """
+    others = workload.models - {own}
+    if others and fleet.adapters is None:
+        raise config_error(
+            "models",
+            f"{min(others)!r} is not the model {own!r}, so it is an adapter: say how large one is "
+            "(--adapter-size)",
+        )
+
+
 def check_workload(options: BenchOptions) -> None:
     """Refuse what a simulation cannot answer.
 
@@ -203,13 +290,15 @@ def simulate(
     options.validate()
     fleet.validate()
     check_workload(options)
+    workload = Workload(options)
+    check_models(workload, fleet, costs.engine.model)
     simulation = Simulation(costs, fleet, options.seed)
     loops = SimulatedLoops(
         simulation.timeline, simulation.entry, Prompts(options.seed), think=options.think,
         timeout=options.timeout, max_seconds=options.max_seconds,
         max_concurrency=options.max_concurrency,
     )  # fmt: skip
-    run = Run(options, Workload(options), loops, progress, _NoMeter)
+    run = Run(options, workload, loops, progress, _NoMeter)
     search = at_once(run.all_points())
     lengths = str(options.lengths_file or options.trace or "")
     return BenchReport(
@@ -237,6 +326,11 @@ def fleet_facts(fleet: FleetOptions) -> dict[str, object]:
     found: dict[str, object] = {
         name: getattr(fleet, name) for name in names if getattr(fleet, name) != getattr(plain, name)
     }
+    if fleet.adapters is not None:
+        found["adapters"] = fleet.adapters._asdict()
+    if (tiers := fleet.tiers) is not None:
+        found["tiers"] = {"ram": tiers.ram, "disk": tiers.disk, "peers": tiers.peers}
+        found["bandwidth"] = {str(tier): tiers.bandwidth[tier] for tier in tiers.tiers}
     return {**found, **fleet.sizes}
 
 

@@ -27,7 +27,7 @@ from tidemill.gateway.routing.policy import DEFAULT
 from tidemill.simulate.costs import Costs
 from tidemill.simulate.loops import SimulatedLoops, at_once
 from tidemill.simulate.prompts import Prompts
-from tidemill.simulate.run import FleetOptions, Simulation, check_workload
+from tidemill.simulate.run import FleetOptions, Simulation, check_models, check_workload
 
 MOST_ENGINES = 256
 _ALONE = 50  # requests sent alone, before anything else
@@ -311,12 +311,14 @@ def _prepared(
     options: BenchOptions, candidate: Candidate, engines: int, policy: str
 ) -> tuple[Simulation, Workload, SimulatedLoops]:
     fleet = replace(candidate.fleet, engines=engines, policy=policy).validate()
+    workload = Workload(options)
+    check_models(workload, fleet, candidate.costs.engine.model)
     simulation = Simulation(candidate.costs, fleet, options.seed)
     loops = SimulatedLoops(
         simulation.timeline, simulation.entry, Prompts(options.seed), think=options.think,
         timeout=options.timeout, max_seconds=options.max_seconds,
     )  # fmt: skip
-    return simulation, Workload(options), loops
+    return simulation, workload, loops
 
 
 def simulate_fleet(

@@ -8,15 +8,14 @@ from functools import partial
 from itertools import count
 
 from tidemill.bench.results import RequestTrace
-from tidemill.contract.request import EngineRequest
+from tidemill.contract.request import AdapterUse, EngineRequest
 from tidemill.contract.sampling import SamplingParams
 from tidemill.sched.decode_run import RunRow
 from tidemill.sched.sequence import Emission
 from tidemill.simulate.admission import SimulatedAdmission
 from tidemill.simulate.costs import Costs, EngineFacts
 from tidemill.simulate.decode import Landed, token_at
-from tidemill.simulate.drafts import Drafts
-from tidemill.simulate.engine import SimulatedEngine, info_of
+from tidemill.simulate.engine import NO_PARTS, Parts, SimulatedEngine, info_of
 from tidemill.simulate.timeline import Timeline
 
 
@@ -31,6 +30,7 @@ class Call:
         on_end: called at the time of its end.
         tenant: whose it is.
         answer: its tokens, where the next turn of a conversation needs them; else None.
+        model: the name that it asks for; None: the base model.
     """
 
     prompt: tuple[int, ...]
@@ -40,6 +40,7 @@ class Call:
     on_end: Callable[[], None]
     tenant: str = ""
     answer: list[int] | None = None
+    model: str | None = None
     ended: bool = False
     request_id: str = ""
 
@@ -50,8 +51,7 @@ class SimulatedServer:
 
     Args:
         timeline: its time.
-        facts, costs, noise, max_itl_ms, drafts: see `SimulatedEngine`.
-
+        facts, costs, noise, parts: see `SimulatedEngine`.
         admits: with the server's admission, which answers 429 where its queue is full.
 
     Attributes:
@@ -65,10 +65,9 @@ class SimulatedServer:
         facts: EngineFacts,
         costs: Costs,
         noise: Callable[[], float],
-        max_itl_ms: float | None = None,
+        parts: Parts = NO_PARTS,
         *,
         admits: bool = True,
-        drafts: Drafts | None = None,
     ) -> None:
         self.refused = 0
         self._admission = SimulatedAdmission(info_of(facts), timeline.clock) if admits else None
@@ -79,9 +78,9 @@ class SimulatedServer:
             noise,
             self._receive,
             self._receive_run,
-            max_itl_ms,
-            drafts,
+            parts,
         )
+        self._adapters, self._model = parts.adapters, facts.model
         self._timeline = timeline
         self._host = costs.host
         self._calls: dict[str, Call] = {}
@@ -101,10 +100,16 @@ class SimulatedServer:
             sampling=SamplingParams(max_tokens=call.output, seed=0, temperature=0.0),
             arrival=now,
             tenant=call.tenant,
+            adapters=self._uses(call.model),
         )
         self._calls[call.request_id] = call
         self._free = max(now, self._free) + host.request + host.prompt_token * len(call.prompt)
         self._timeline.at(self._free, partial(self._submit, request))
+
+    def _uses(self, model: str | None) -> tuple[AdapterUse, ...]:
+        if model is None or model == self._model or self._adapters is None:
+            return ()
+        return (self._adapters.use(model),)
 
     def _submit(self, request: EngineRequest) -> None:
         call = self._calls.get(request.request_id)
