@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.base.errors import TidemillError
+from tidemill.contract.cache import CacheNews
 from tidemill.contract.profile import EngineProfile
 from tidemill.contract.wire import EngineMemory
 from tidemill.engine.reports import LoadProgress
@@ -30,6 +31,7 @@ class FakeLoaded:
     closed: bool = False
     asleep: bool = False
     drained: str | None = None
+    news: CacheNews | None = None
     callbacks: list[Callable[[], None]] = field(default_factory=list)
     profiled: Callable[[float, int, bool], Awaitable[EngineProfile]] = field(default=_no_profile)
 
@@ -67,6 +69,9 @@ class FakeLoaded:
     async def bring_back(self) -> int:
         self.away = None
         return 0
+
+    async def cache_news(self, cursor: str) -> CacheNews | None:
+        return self.news
 
     async def block_map(self) -> EngineMemory | None:
         return EngineMemory(weights=0, kv=0, kv_blocks=8, kv_map="uss.c...")

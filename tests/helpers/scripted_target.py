@@ -95,6 +95,8 @@ class ScriptedTarget:
         status = 200 if self.well else 503
         if got.path == "/load":
             document, status = (self.load or {}), (200 if self.load else 404)
+        if got.path.startswith("/admin/"):
+            status = 404  # as an older server
         dated = {"date": self.date} if self.date else {}
         await whole(_sender(writer), document, status, **dated)
 

@@ -19,6 +19,7 @@ import msgspec
 
 from tidemill.base.files import OpenedFile
 from tidemill.base.vector_data import NOTHING_SAID, VectorData
+from tidemill.contract.cache import CacheNews
 from tidemill.contract.moves import TierStats
 from tidemill.contract.profile import EngineProfile
 from tidemill.contract.request import AdapterUse, ChoiceOutput, EngineRequest, RequestError
@@ -149,6 +150,25 @@ class StatsRequest(msgspec.Struct, frozen=True, tag="stats?"):
     """Ask for a `Stats` message now."""
 
     nonce: int = 0
+
+
+class CacheRequest(msgspec.Struct, frozen=True, tag="cache?"):
+    """Ask for what is new in the prefix cache; answered by `CacheTold`.
+
+    Attributes:
+        nonce: of the answer.
+        cursor: of the news before; empty: everything is asked for.
+    """
+
+    nonce: int
+    cursor: str = ""
+
+
+class CacheTold(msgspec.Struct, frozen=True, tag="cache"):
+    """Answer to `CacheRequest`; without news where no prefixes are kept."""
+
+    nonce: int
+    news: CacheNews | None = None
 
 
 class ResizeCache(msgspec.Struct, frozen=True, tag="resize"):
@@ -436,9 +456,11 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
 
 ToEngine = (
     Hello | Submit | Cancel | StatsRequest | Control | CheckAdapter | DropAdapter | StartProfile
-    | EndProfile
+    | EndProfile | CacheRequest
 )  # fmt: skip
-ToClient = Welcome | Refused | Outputs | Stats | Controlled | CheckedAdapter | Profiled | Fatal
+ToClient = (
+    Welcome | Refused | Outputs | Stats | Controlled | CheckedAdapter | Profiled | CacheTold | Fatal
+)
 
 encoder = msgspec.msgpack.Encoder()
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)

@@ -10,11 +10,14 @@ from typing import Any, TypeVar, cast
 from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
+from tidemill.contract.cache import CacheNews
 from tidemill.contract.profile import EngineProfile
 from tidemill.contract.request import AdapterUse, RequestError, exception_of
 from tidemill.contract.wire import (
     PROTOCOL_VERSION,
     AdapterInfo,
+    CacheRequest,
+    CacheTold,
     CheckAdapter,
     CheckedAdapter,
     Control,
@@ -82,6 +85,7 @@ class EngineConnection(asyncio.Protocol):
         self._pending_controls: dict[int, asyncio.Future[EngineMemory]] = {}
         self._pending_adapters: dict[int, asyncio.Future[AdapterInfo]] = {}
         self._pending_profiles: dict[int, asyncio.Future[Profiled]] = {}
+        self._pending_news: dict[int, asyncio.Future[CacheNews | None]] = {}
         self._nonce = 0
 
     @classmethod
@@ -236,6 +240,26 @@ class EngineConnection(asyncio.Protocol):
             raise exception_of(answer.error)
         return answer.profile
 
+    async def cache_news(self, cursor: str) -> CacheNews | None:
+        """What is new in the prefix cache, see `CacheRequest`; None: no prefixes are kept.
+
+        Raises:
+            TidemillError: UNAVAILABLE if the engine has ended or does not answer in time.
+        """
+        if not self.open:
+            raise unavailable(self.reason)
+        self._nonce = nonce = self._nonce + 1
+        future: asyncio.Future[CacheNews | None] = asyncio.get_running_loop().create_future()
+        self._pending_news[nonce] = future
+        self.send(CacheRequest(nonce, cursor))
+        try:
+            async with asyncio.timeout(STATS_SECONDS):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise unavailable(f"the engine did not answer within {STATS_SECONDS:g} s") from None
+        finally:
+            self._pending_news.pop(nonce, None)
+
     async def close(self, reason: str) -> None:
         """Close the connection after pending writes; `on_lost` is called with `reason`."""
         if self._transport is not None:
@@ -281,6 +305,7 @@ class EngineConnection(asyncio.Protocol):
             *self._pending_controls.values(),
             *self._pending_adapters.values(),
             *self._pending_profiles.values(),
+            *self._pending_news.values(),
         ]
         for future in pending:
             if not future.done():
@@ -290,6 +315,7 @@ class EngineConnection(asyncio.Protocol):
         self._pending_controls.clear()
         self._pending_adapters.clear()
         self._pending_profiles.clear()
+        self._pending_news.clear()
         if not self._lost.done():
             self._lost.set_result(None)
         self._on_lost(self.reason)
@@ -308,6 +334,9 @@ class EngineConnection(asyncio.Protocol):
             _settle(waiting, message.adapter, message.error)
         elif isinstance(message, Profiled):
             _settle(self._pending_profiles.pop(message.nonce, None), message, None)
+        elif isinstance(message, CacheTold):
+            if (waiting_news := self._pending_news.get(message.nonce)) is not None:
+                waiting_news.set_result(message.news)
         elif isinstance(message, Welcome):
             if not self._welcome.done():
                 self._welcome.set_result(message)

@@ -29,6 +29,8 @@ from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason, RequestError
 from tidemill.contract.wire import (
     AdapterInfo,
+    CacheRequest,
+    CacheTold,
     CheckAdapter,
     CheckedAdapter,
     Control,
@@ -86,7 +88,7 @@ DEPTH = 2
 # the process would abort.
 _running: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 
-Message = Outputs | Stats | Controlled | CheckedAdapter | Profiled | Fatal
+Message = Outputs | Stats | Controlled | CheckedAdapter | Profiled | CacheTold | Fatal
 Sink = Callable[[Message], None]
 _Command = Callable[[], list[Emission]]
 
@@ -229,6 +231,17 @@ class EngineCore:
 
         def command() -> list[Emission]:
             self._send(client, Stats(nonce, self._snapshot()))
+            return []
+
+        self._post(command)
+
+    def request_cache(self, client: int, message: CacheRequest) -> None:
+        """Send the client a `CacheTold` message."""
+
+        def command() -> list[Emission]:
+            memory = self._scheduler.memory
+            news = memory.follow().since(message.cursor) if memory.prefix_caching else None
+            self._send(client, CacheTold(message.nonce, news))
             return []
 
         self._post(command)

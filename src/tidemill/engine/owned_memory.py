@@ -16,6 +16,7 @@ import msgspec
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger
 from tidemill.base.process_memory import process_bytes
+from tidemill.contract.cache import CacheNews
 from tidemill.contract.wire import (
     Control,
     EngineInfo,
@@ -167,6 +168,16 @@ class OwnedMemory:
             TidemillError: UNAVAILABLE: it does not run, or does not answer in time.
         """
         return await self._control(lambda nonce: MemoryRequest(nonce, map=True))
+
+    async def cache_news(self, cursor: str) -> CacheNews | None:
+        """What is new in its prefix cache; None: it keeps no prefixes.
+
+        Raises:
+            TidemillError: UNAVAILABLE: it does not run, or does not answer in time.
+        """
+        if (problem := self._engine.problem) is not None:
+            raise unavailable(problem)
+        return await self._engine.connection.cache_news(cursor)
 
     async def restore(self, connection: EngineConnection) -> None:
         """Give the next engine the cache size that was decided."""

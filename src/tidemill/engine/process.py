@@ -31,6 +31,7 @@ from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import FinishReason, RequestError
 from tidemill.contract.wire import (
     PROTOCOL_VERSION,
+    CacheRequest,
     Cancel,
     CheckAdapter,
     Control,
@@ -163,6 +164,8 @@ class _Connection(asyncio.Protocol):
             )
         elif isinstance(message, StatsRequest):
             core.request_stats(client, message.nonce)
+        elif isinstance(message, CacheRequest):
+            core.request_cache(client, message)
         elif isinstance(message, Control):
             core.control(client, message)
         elif isinstance(message, CheckAdapter):

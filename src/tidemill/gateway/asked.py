@@ -50,6 +50,7 @@ class Asked:
         deadline: of the monotonic clock; None: none.
         position: from where its answer is gone on with (`contract.position`); empty: its begin.
         keys: of its prompt's blocks, for `Prefixes`.
+        name: its request's id, which targets are told; empty: none.
     """
 
     path: str
@@ -64,6 +65,7 @@ class Asked:
     deadline: float | None = None
     position: bytes = b""
     keys: list[int] = field(default_factory=list)
+    name: str = ""
 
     @property
     def prompt_tokens(self) -> int:

@@ -16,9 +16,10 @@ from tidemill.gateway.asked import BYTES_PER_TOKEN, Asked
 from tidemill.gateway.config import GatewayConfig
 from tidemill.gateway.holding import Holding
 from tidemill.gateway.routing import homes
+from tidemill.gateway.routing.announced import Announced
 from tidemill.gateway.routing.health import State, usable
 from tidemill.gateway.routing.load import Reservation
-from tidemill.gateway.routing.policy import choose
+from tidemill.gateway.routing.policy import BY_PREFIX, choose
 from tidemill.gateway.routing.prefixes import BLOCK_BYTES, Prefixes
 from tidemill.gateway.targets import Target
 from tidemill.server.errors import Rejection, reject
@@ -42,6 +43,7 @@ class Route:
         reservation: in the target's load.
         cached: tokens of its prompt that are presumably there.
         presumed: because other gateways may have sent it there; see `homes.Trust`.
+        announced: what targets have, where this one says so; None: it does not.
     """
 
     target: Target
@@ -49,6 +51,7 @@ class Route:
     reservation: Reservation
     cached: int
     presumed: bool = False
+    announced: Announced | None = None
 
     def used(self, prompt: int, cached: int, answer: int) -> None:
         """The answer says of how many tokens it was made."""
@@ -63,7 +66,11 @@ class Route:
 
     def end(self, tokens: int = 0) -> None:
         """It has ended, with so many tokens of answer."""
-        self.target.load.end(self.reservation, monotonic(), tokens)
+        now = monotonic()
+        self.target.load.end(self.reservation, now, tokens)
+        if self.announced is not None:
+            model = self.target.named(self.asked.model)
+            self.announced.ended(self.target.name, model, _name(self.asked, self.reservation), now)
 
     def abandon(self) -> None:
         """Nobody waits for it any more: it says nothing of the target."""
@@ -91,6 +98,7 @@ class Fleet:
             self.targets.insert(0, here.target)
         self._random = random or Random()
         self._prefixes = Prefixes()
+        self.announced = Announced(BLOCK_TOKENS)
         for target in self.targets:
             self._size(target)
         self._sessions: OrderedDict[str, str] = OrderedDict()
@@ -125,7 +133,7 @@ class Fleet:
         self.config, self.rules = config, config.privacy.rules()
         self.targets[:] = after
         for target in gone:
-            self._prefixes.forget(target.name)
+            self.forget(target)
         for target in after:
             if target not in before.values():
                 self._size(target)
@@ -241,9 +249,7 @@ class Fleet:
         if here is not None and here.target in free and here.preferred(asked.model, now):
             free = [here.target]
         session = self._sessions.get(asked.session) if asked.session else None
-        cached = {
-            one.name: BLOCK_TOKENS * self._prefixes.matched(one.name, asked.keys) for one in free
-        }
+        cached = {one.name: self._cached(one, asked, now) for one in free}
         home = homes.home([one.name for one in free], asked.home)
         cold = home is not None and not any(cached.values())
         if home is not None and cold:
@@ -266,9 +272,28 @@ class Fleet:
             if self.moved is not None and session != target.name and not self.is_here(target):
                 self.moved[asked.session] = target.name
             self.place(asked.session, target.name)
-        self._prefixes.note(target.name, asked.keys)
         reservation = target.load.reserve(now, asked.prompt_tokens - chosen.cached, asked.expected)
-        return Route(target, asked, reservation, chosen.cached, chosen.home)
+        route = Route(target, asked, reservation, chosen.cached, chosen.home)
+        blocks, name = len(asked.prompt) / BLOCK_BYTES, _name(asked, reservation)
+        model = target.named(asked.model)
+        if self.announced.note(target.name, model, name, asked.keys, blocks):
+            route.announced = self.announced
+        else:
+            self._prefixes.note(target.name, asked.keys)
+        return route
+
+    @property
+    def follows(self) -> bool:
+        """Whether it matters what targets have cached."""
+        return self.config.routing.policy in BY_PREFIX and len(self.targets) > 1
+
+    def _cached(self, target: Target, asked: Asked, now: float) -> int:
+        """Tokens of a prompt that a target has, as it says, or presumably."""
+        model = target.named(asked.model)
+        told = self.announced.matched(target.name, model, asked.keys, now)
+        if told is not None:
+            return told
+        return BLOCK_TOKENS * self._prefixes.matched(target.name, asked.keys)
 
     def place(self, session: str, target: str) -> None:
         """A session is answered by a target from now on."""
@@ -284,6 +309,7 @@ class Fleet:
     def forget(self, target: Target) -> None:
         """A target is down: what it had cached is gone."""
         self._prefixes.forget(target.name)
+        self.announced.forget(target.name)
 
     def cached(self, target: Target, tokens: int, engines: Mapping[str, str]) -> None:
         """A target says how much its prefix caches hold together, and which engines have them: what
@@ -349,3 +375,9 @@ class Fleet:
             code="no_target",
             headers={"Retry-After": str(self._random.randint(1, 5))},
         )
+
+
+def _name(asked: Asked, reservation: Reservation) -> str:
+    """What a target calls a request. One that is gone on with has another prompt than its text, and
+    is known by a name that no target tells."""
+    return f"#{id(reservation)}" if asked.position or not asked.name else asked.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -11,6 +12,8 @@ from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.contract.gateway import PROTOCOL, interoperate
 from tidemill.gateway.fleet import Fleet
+from tidemill.gateway.follow import follow
+from tidemill.gateway.look import SECONDS, get
 from tidemill.gateway.routing.health import State
 from tidemill.gateway.targets import Target
 from tidemill.gateway.wire.connection import Lost
@@ -18,10 +21,6 @@ from tidemill.gateway.wire.pool import Full
 
 log = get_logger(__name__)
 
-SECONDS = 5.0
-"""That a target has to answer."""
-
-MAX_BYTES = 4 << 20
 LOAD = "/load"
 
 
@@ -54,13 +53,14 @@ class Probes:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._tasks: dict[Target, asyncio.Task[None]] = {}
+        self._tasks: dict[Target, asyncio.Future[Any]] = {}
 
     def start(self) -> None:
         """Begin, on the running event loop; again, once the fleet has other targets."""
         for one in self._fleet.targets:
             if one not in self._tasks and not self._fleet.is_here(one):
-                self._tasks[one] = asyncio.ensure_future(self._watch(one))
+                followed = [follow(self._fleet, one)] if one.config.kind == "tidemill" else []
+                self._tasks[one] = asyncio.gather(self._watch(one), *followed)
 
     async def leave(self, targets: Iterable[Target]) -> None:
         """Look at these no more; close what is idle of them."""
@@ -103,9 +103,9 @@ class Probes:
     async def _ask(self, target: Target) -> str | None:
         """What is wrong with a target; None: nothing."""
         try:
-            status, _ = await _get(target, target.kind.probe)
+            status, _ = await get(target, target.kind.probe)
             if status in (404, 405):  # a server of its kind without that route
-                status, _ = await _get(target, "/v1/models")
+                status, _ = await get(target, "/v1/models")
             if status >= 500 or status in (404, 405):
                 return f"{target.kind.probe}: {status}"
             if not target.config.names:
@@ -120,7 +120,7 @@ class Probes:
 
     async def _load(self, target: Target) -> str | None:
         """Take what a target says of itself; what is wrong with it."""
-        status, body = await _get(target, LOAD)
+        status, body = await get(target, LOAD)
         if status != 200:
             return None
         try:
@@ -143,15 +143,8 @@ class Probes:
         return None
 
 
-async def _get(target: Target, path: str) -> tuple[int, bytes]:
-    async with asyncio.timeout(SECONDS):
-        async with target.pool.exchange(target.get(path)) as connection:
-            status = await connection.head()
-            return status, await connection.read_all(MAX_BYTES)
-
-
 async def _list(target: Target) -> None:
-    status, body = await _get(target, "/v1/models")
+    status, body = await get(target, "/v1/models")
     try:
         found = msgspec.json.decode(body, type=_Models) if status == 200 else None
     except msgspec.DecodeError:

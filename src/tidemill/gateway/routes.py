@@ -125,6 +125,7 @@ class Gateway:
             deadline=caller.deadline,
             salt=caller.cache_salt,
             session=_session(caller.client, session) if session else "",
+            name=state.request_id,
         )
         if caller.max_tokens is not None:
             asked = _bounded(asked, caller.max_tokens)
@@ -237,6 +238,7 @@ class Gateway:
                         "floor_seconds": round(one.load.floor(now), 4),
                         "within_budget": one.within_budget,
                         "home_share": round(one.trust.share, 2),
+                        "cached_blocks": self.fleet.announced.blocks(one.name),
                     }
                     for one in self.fleet.targets
                 ],

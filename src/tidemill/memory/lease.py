@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from tidemill.contract.plan import BlockCopy
 from tidemill.memory.block_map import block_map
+from tidemill.memory.changes import CacheChanges
 from tidemill.memory.evicted import Evicted
 from tidemill.memory.pool import BlockPool
 from tidemill.memory.prefix import BlockKey, Media, PrefixIndex, pack
@@ -56,6 +57,9 @@ class BlockWatcher(Protocol):
     def moved(self, key: BlockKey) -> None:
         """A block's content will be in another block, and this one lost; for each cache group."""
 
+    def holds(self, digest: bytes) -> bool:
+        """Whether a tier below the device has the block of a digest."""
+
 
 class KVMemory:
     """Allocates KV blocks: one pool and one prefix index per cache group.
@@ -75,6 +79,7 @@ class KVMemory:
         snapshots: index of the stored snapshots; None without recurrence or prefix caching.
         evicted: which blocks were forgotten lately; None until somebody wants to know.
         watcher: hears of evictions; None: nobody does.
+        changes: what comes and goes; None until somebody wants to know.
         emptied: how often everything was forgotten, blocks in use included.
     """
 
@@ -98,6 +103,7 @@ class KVMemory:
         )
         self.evicted: Evicted | None = None
         self.watcher: BlockWatcher | None = None
+        self.changes: CacheChanges | None = None
         self.emptied = 0
         self._leases: dict[int, Lease] = {}
         # When the pools' periods ended, from the oldest on that is not yet too long ago.
@@ -112,11 +118,24 @@ class KVMemory:
             self.evicted.add(key.digest)
         if key is not None and self.watcher is not None:
             self.watcher.evicted(key)
+        if key is not None and self.changes is not None:
+            self.changes.evicted(key.digest)
 
     def remember_evictions(self) -> None:
         """From now on `evicted` knows the blocks that are forgotten."""
         if self.evicted is None and self.prefix_caching:
             self.evicted = Evicted()
+
+    def follow(self) -> CacheChanges:
+        """What comes and goes, which is noted from the first call on."""
+        if self.changes is None:
+            index = self.indices[0]
+            keys = (index.key_of(block) for block in index.blocks())
+            self.changes = CacheChanges(keys, self._is_below)
+        return self.changes
+
+    def _is_below(self, digest: bytes) -> bool:
+        return self.watcher is not None and self.watcher.holds(digest)
 
     @property
     def num_groups(self) -> int:
@@ -485,6 +504,8 @@ class Lease:
         if self._memory.prefix_caching:
             for prefix, table in zip(self._memory.indices, self.tables, strict=True):
                 added = prefix.add(key, table[index])
+            if self._memory.changes is not None:
+                self._memory.changes.published(key)
         return added
 
     def fork(self, tokens: int) -> Lease:

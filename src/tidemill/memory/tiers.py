@@ -142,6 +142,10 @@ class Tiers:
         else:
             self._send(BlockMoves(cancelled_saves=(save_id,)))
 
+    def holds(self, digest: bytes) -> bool:
+        """See `BlockWatcher`."""
+        return self.tier_of(digest) in self._own
+
     def moved(self, key: BlockKey) -> None:
         """See `BlockWatcher`."""
         self._end_offer(key.digest)

@@ -74,6 +74,7 @@ def commit_row(state: State, in_flight: InFlightRow, result: RowResult) -> Emiss
         return None
     if seq.first_token is None:
         seq.first_token = state.clock()
+        _tell_prompt(state, seq)
     return Emission(seq.owner.client, _output(seq, accepted, result))
 
 
@@ -171,6 +172,17 @@ def publish(state: State, seq: Sequence) -> None:
         seq.published = full
 
 
+def _tell_prompt(state: State, seq: Sequence) -> None:
+    """Tell who follows the cache what a prompt became, now that it is computed."""
+    changes = state.memory.changes
+    if changes is None or seq.choice != 0 or seq.owner.beams is not None:
+        return
+    size = state.memory.block_size
+    blocks = min(seq.prompt_len // size, seq.published)
+    keys = seq.keys_up_to(blocks, size)
+    changes.prompt(seq.owner.request.request_id, keys, seq.prompt_len)
+
+
 def release_held(state: State, leader: Sequence) -> None:
     """Queue the held choices as forks of the leader, whose prompt is computed."""
     owner = leader.owner
@@ -194,6 +206,7 @@ def finish(
     now = state.clock()
     if tokens and seq.first_token is None:
         seq.first_token = now
+        _tell_prompt(state, seq)
     timings = RequestTimings(
         received=owner.received,
         first_scheduled=seq.first_scheduled or 0.0,

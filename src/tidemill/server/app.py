@@ -19,6 +19,7 @@ from tidemill.server.access.auth import AuthMiddleware, principal_of, require
 from tidemill.server.access.keys import Role
 from tidemill.server.access.security import Security
 from tidemill.server.admin import audit, blocks, chats, health, identity, load, rollouts, whoami
+from tidemill.server.admin import cache as admin_cache
 from tidemill.server.admin import engines as admin_engines
 from tidemill.server.admin import models as admin_models
 from tidemill.server.admin import profile as admin_profile
@@ -55,6 +56,7 @@ OPERATORS: tuple[Endpoint, ...] = (
     *whoami.ENDPOINTS,
     *chats.ENDPOINTS,
     *blocks.ENDPOINTS,
+    *admin_cache.ENDPOINTS,
     *load.ENDPOINTS,
     *audit.ENDPOINTS,
     *identity.ENDPOINTS,

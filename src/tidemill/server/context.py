@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tidemill.contract.quotas import Defaults
     from tidemill.server.access.auth import Principal
     from tidemill.server.host.manager import ModelManager
+    from tidemill.server.host.request_names import RequestNames
     from tidemill.server.host.versions import Versions
     from tidemill.server.quotas.gate import Gate, PendingQuota
     from tidemill.server.quotas.quotas import RequestQuota
@@ -68,6 +69,7 @@ class ServerContext:
         on_step: told of each step of a model's engine; filled before a model is served.
         on_loaded: told of the device of each model that is served.
         explanations_kept: those of earlier ones are in the database.
+        followed: what clients call their requests, once somebody follows the caches.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -87,6 +89,7 @@ class ServerContext:
     on_step: list[Callable[[str, EngineStats], None]] = field(default_factory=list)
     on_loaded: list[Callable[[str], None]] = field(default_factory=list)
     explanations_kept: bool = False
+    followed: RequestNames | None = None
     storage: Storage | None = None
     keys: KeyStore = field(default_factory=NoKeys)
     home: Path | None = None

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 
 from tidemill.gateway.routing.load import Load, Reservation
-from tidemill.gateway.routing.policy import DEFAULT, POLICIES, Bounds, Facts, choose
+from tidemill.gateway.routing.policy import BY_PREFIX, DEFAULT, POLICIES, Bounds, Facts, choose
 from tidemill.gateway.routing.prefixes import Prefixes, keys_of
 from tidemill.simulate.costs import EngineFacts
 from tidemill.simulate.server import Call, SimulatedServer
@@ -15,9 +15,6 @@ from tidemill.simulate.timeline import Timeline
 
 # Tokens of a block of the gateway's presumed prefixes: it sees text, of which a token is 4 bytes.
 _BLOCK_TOKENS = 64
-
-# Policies whose score depends on what a target has cached.
-_BY_PREFIX = frozenset({"predicted", "prefix", "latency"})
 
 
 class _Given:
@@ -70,7 +67,7 @@ class Fleet:
     def send(self, call: Call) -> None:
         """A client sends a request now."""
         now, prompt = self._timeline.now, len(call.prompt)
-        by_prefix = self._policy in _BY_PREFIX
+        by_prefix = self._policy in BY_PREFIX
         keys = keys_of(call.model or "", array("i", call.prompt).tobytes()) if by_prefix else []
         cached = self._prefixes.matched
         facts = [

@@ -105,6 +105,9 @@ POLICIES: Mapping[str, Score] = {
 
 DEFAULT = "predicted"
 
+BY_PREFIX = frozenset({"predicted", "prefix", "latency"})
+"""Policies whose score depends on what a target has cached."""
+
 TOLERANCE: Mapping[str, float] = {"predicted": 0.02, "least-wait": 0.02}
 """Scores that differ by less are equal whatever their share: seconds that nobody feels, and that
 one slow connection would otherwise hold against a target for good."""

@@ -168,6 +168,8 @@ class GeneratedAnswer(Response):
                 streamed=self._framing is not None,
                 positions=getattr(state, "positions", None),
             )
+            if context.followed is not None:
+                context.followed.note(self._id, state.request_id)
             check_logprobs(generation.prepared, context.limits.max_logprobs)
             form = await self._make_format(model, generation)
         except Exception as error:

@@ -14,6 +14,7 @@ from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, TidemillError, model_file_error
 from tidemill.base.files import OpenedFile, opened_files
 from tidemill.base.heap import give_back
+from tidemill.contract.cache import CacheNews
 from tidemill.contract.config import EngineConfig
 from tidemill.engine.identity import different_files
 from tidemill.engine.supervisor import SupervisedEngine, Supervision
@@ -242,6 +243,10 @@ class EngineLoaded:
     async def block_map(self) -> EngineMemory | None:
         """See `slot.Loaded`."""
         return None if self.engine.memory.asleep else await self.engine.memory.block_map()
+
+    async def cache_news(self, cursor: str) -> CacheNews | None:
+        """See `slot.Loaded`."""
+        return None if self.engine.memory.asleep else await self.engine.memory.cache_news(cursor)
 
     async def profile(self, seconds: float, *, events: int, rates: bool) -> EngineProfile:
         """See `slot.Loaded`."""

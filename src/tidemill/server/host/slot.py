@@ -15,6 +15,7 @@ from tidemill.server.host.served import ServedModel
 from tidemill.server.host.switching import TURN_OF_LOAD, TURN_SECONDS, Fact, Need
 
 if TYPE_CHECKING:
+    from tidemill.contract.cache import CacheNews
     from tidemill.contract.profile import EngineProfile
     from tidemill.contract.wire import EngineMemory
     from tidemill.engine.reports import LoadProgress
@@ -91,6 +92,13 @@ class Loaded(Protocol):
 
     async def block_map(self) -> EngineMemory | None:
         """What it holds, with the states of its KV blocks; None where it has none now.
+
+        Raises:
+            TidemillError: UNAVAILABLE: its engine does not answer.
+        """
+
+    async def cache_news(self, cursor: str) -> CacheNews | None:
+        """What is new in its prefix cache; None where it has none.
 
         Raises:
             TidemillError: UNAVAILABLE: its engine does not answer.

@@ -17,6 +17,7 @@ from tidemill.base.clock import monotonic
 from tidemill.base.errors import ErrorKind, TidemillError, unsupported
 from tidemill.base.log import get_logger
 from tidemill.base.tokenizer_data import TokenizerData
+from tidemill.contract.cache import CacheNews
 from tidemill.contract.request import AdapterUse, ChoiceOutput, EngineRequest, FinishReason
 from tidemill.contract.wire import AdapterInfo, EngineInfo, EngineMemory, EngineStats
 from tidemill.generation.request import GenerateRequest
@@ -261,6 +262,10 @@ class Pipeline:
         """It never sleeps."""
 
     async def block_map(self) -> EngineMemory | None:
+        """It has no cache."""
+        return None
+
+    async def cache_news(self, cursor: str) -> CacheNews | None:
         """It has no cache."""
         return None
 
