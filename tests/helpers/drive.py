@@ -160,7 +160,8 @@ class Machine:
                 self.mover.attach(peers, self.server)
             args = self.memory, self.runner.tiers, nbytes, 2 * max_step_tokens // block_size
             announce = self.runner.announce if serves else None
-            tiers = Tiers(*args, self.runner.tier_of, self.runner.move, announce)
+            loads = self.runner.peer_loads if peers is not None else None
+            tiers = Tiers(*args, self.runner.tier_of, self.runner.move, announce, loads)
         self.scheduler = Scheduler(self.memory, limits, (EOS,), tiers=tiers, clock=lambda: self.now)
         self.collected: dict[tuple[str, int], Collected] = {}
         self.plans: list[StepPlan] = []

@@ -28,7 +28,7 @@ SOURCE = Path(tidemill.__file__).parent
 def everything() -> ServerMetrics:
     """A server that has all of them."""
     server = ServerMetrics()
-    tiers = (TierStats(tier=Tier.DISK, figures=TierFigures()),)
+    tiers = tuple(TierStats(tier=tier, figures=TierFigures()) for tier in (Tier.DISK, Tier.PEER))
     stats = EngineStats(speculation=SpeculationFigures(), tiers=tiers)
     server.set_engine_stats("model", stats)
     AdmissionMetrics(server.registry)

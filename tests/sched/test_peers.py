@@ -7,6 +7,7 @@ arrives, lets it be evicted before and between, and lets the way fail.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from helpers.drive import Machine, request
@@ -15,7 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tidemill.contract.moves import Name, Tier
+from tidemill.contract.moves import Name, PeerLoad, RemotePrefill, Tier
+from tidemill.sched.cost import Load
 
 VOCAB = 5
 CONVERSATIONS = [[1, 2, 0, 4, 1] * 6, [2, 2, 1] * 9, [1, 2, 0, 4, 1] * 3 + [4] * 14]
@@ -27,13 +29,27 @@ class Way:
     Attributes:
         fetches: begun, in order.
         hurried: blocks arrive by themselves.
+        computes: the sender computes prompts for the receiver.
     """
 
     def __init__(self, sender: Machine) -> None:
         self.sender = sender
         self.fetches: list[Fetch] = []
         self.hurried = False
+        self.computes = False
         self.damaged = 0
+
+    def loads(self) -> list[tuple[str, PeerLoad]]:
+        return [("there", PeerLoad(chunk=0.001))] if self.computes else []
+
+    def prefill(self, names: Sequence[Name], what: RemotePrefill) -> Fetch | None:
+        """As `engine.prefills` does it."""
+        assert what.address == "there"
+        tokens = array("i", b"".join(name[2] for name in (*what.prompt.before, *names)))
+        name = f"prefill{len(self.fetches)}"
+        self.sender.submit(request(name, list(tokens), 1, salt=what.prompt.salt))
+        self.fetches.append(Fetch(self, names, name))
+        return self.fetches[-1]
 
     def has(self, digest: bytes) -> bool:
         assert self.sender.server is not None
@@ -54,9 +70,11 @@ class Way:
 class Fetch:
     """As `transfer.peers.Fetch`."""
 
-    def __init__(self, way: Way, names: Sequence[Name]) -> None:
+    def __init__(self, way: Way, names: Sequence[Name], computed: str = "") -> None:
         self.names = names
         self.taken = 0
+        self.waited = False
+        self._computed = computed  # the request that computes them
         self.ended = False
         self._way = way
         self._arrived: list[bytearray] = []
@@ -65,6 +83,8 @@ class Fetch:
     @property
     def ready(self) -> bool:
         if self._way.hurried:
+            if self._computed and not self.ended:
+                self._way.sender.run(4000)
             self.ask()
             self.arrive()
         return self.ended or self.complete or bool(self._arrived)
@@ -80,6 +100,10 @@ class Fetch:
         if self.ended or self._asked or at == len(self.names):
             return
         assert server is not None and mover is not None
+        if self._computed and not self._way.has(self.names[at][0]):
+            box = self._way.sender.collected.get((self._computed, 0))
+            self.ended = box is not None and bool(box.terminal) and not self._arrived
+            return
         self._asked = True
         if server.outbox.expect([self.names[at][0]]):
             mover.bring((self.names[at],))
@@ -119,11 +143,12 @@ class TwoEngines(RuleBasedStateMachine):
     @initialize(
         depth=st.sampled_from([1, 2]), groups=st.sampled_from([1, 2]),
         blocks=st.tuples(st.integers(10, 24), st.integers(10, 24)),
-        budget=st.sampled_from([3, 8, 64]), ram=st.sampled_from([0, 4]),
+        budget=st.sampled_from([3, 8, 64]), ram=st.sampled_from([0, 4]), computes=st.booleans(),
     )  # fmt: skip
     def build(
-        self, depth: int, groups: int, blocks: tuple[int, int], budget: int, ram: int
-    ) -> None:
+        self, depth: int, groups: int, blocks: tuple[int, int], budget: int, ram: int,
+        computes: bool,
+    ) -> None:  # fmt: skip
         options = {
             "depth": depth, "groups": groups, "block_size": 4, "max_step_tokens": budget,
             "max_model_len": 40, "vocab": VOCAB, "ram": ram,
@@ -132,6 +157,10 @@ class TwoEngines(RuleBasedStateMachine):
         self.way = Way(sender)
         receiver = Machine(num_blocks=blocks[1], peers=self.way, **options)  # type: ignore[arg-type]
         self.machines = [sender, receiver]
+        if computes:  # what it takes here and there is known, and much less there
+            self.way.computes = True
+            for _ in range(3):
+                receiver.scheduler.cost.observe(Load(4, 10, 4), 1000.0)
         self.asked: dict[str, tuple[int, list[int], int]] = {}
 
     @rule(
@@ -225,6 +254,53 @@ class TwoEngines(RuleBasedStateMachine):
 
 TestTwoEngines = TwoEngines.TestCase
 TestTwoEngines.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_a_prompt_is_computed_by_another_engine() -> None:
+    sender = Machine(serves=True)
+    way = Way(sender)
+    receiver = Machine(peers=way)
+    way.hurried = way.computes = True
+    for _ in range(3):
+        receiver.scheduler.cost.observe(Load(4, 10, 4), 1000.0)
+    prompt = list(range(42))
+    receiver.submit(request("a", prompt, 4))
+    receiver.run()
+    assert receiver.tokens("a") == expected_tokens(prompt, 4, 97)
+    assert receiver.collected["a", 0].outputs[0].cached_tokens == 40
+    [stats] = receiver.scheduler.stats().tiers
+    assert (stats.tokens, stats.prefills, stats.lost_prefills) == (40, 1, 0)
+    assert sender.plans
+    assert sum(len(plan.rows) for plan in receiver.plans) == 4
+
+
+def test_what_an_engine_does_not_compute_to_its_end_is_computed_here() -> None:
+    sender = Machine(serves=True, max_step_tokens=8)
+    way = Way(sender)
+    receiver = Machine(peers=way)
+    way.computes = True
+    for _ in range(3):
+        receiver.scheduler.cost.observe(Load(4, 10, 4), 1000.0)
+    prompt = list(range(42))
+    receiver.submit(request("a", prompt, 4))
+    assert receiver.mover is not None
+    while not way.fetches:
+        receiver.step()
+        receiver.mover.work()
+    [fetch] = way.fetches
+    for _ in range(2):
+        sender.step()  # some blocks are filled, and sent while others are not
+    fetch.ask()
+    fetch.arrive()
+    receiver.mover.work()
+    assert fetch.taken == 1
+    way.computes, way.hurried = False, True
+    fetch.cancel()  # the connection is lost: what is there now comes as from any peer
+    receiver.run()
+    assert receiver.tokens("a") == expected_tokens(prompt, 4, 97)
+    assert receiver.collected["a", 0].outputs[0].cached_tokens == 16
+    [stats] = receiver.scheduler.stats().tiers
+    assert (stats.prefills, stats.lost_prefills) == (1, 1)
 
 
 def test_a_prefix_of_another_engine_is_brought() -> None:

@@ -68,8 +68,9 @@ def _show(found: dict[str, Any], *, as_json: bool) -> None:
 def _line(one: dict[str, Any]) -> str:
     away = one["away"]
     leaving = ", is being drained" if one["leaving"] else ""
+    role = "" if one.get("role", "both") == "both" else f" ({one['role']})"
     where = leaving if away is None else f", {away['requests']} of them at {away['at']}"
-    return f"{one['model']}: process {one['pid']}, {one['requests']} requests{where}"
+    return f"{one['model']}{role}: process {one['pid']}, {one['requests']} requests{where}"
 
 
 engines = click.Group(

@@ -64,6 +64,7 @@ def serve(
     kv_disk: str | None = options.KV_DISK,
     kv_listen: str | None = options.KV_LISTEN,
     kv_peers: str | None = options.KV_PEERS,
+    role: str = options.ROLE,
     adapter_memory: str | None = options.ADAPTER_MEMORY,
     threads: int | None = options.THREADS,
     tensor_parallel: int = options.TENSOR_PARALLEL,

@@ -23,6 +23,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "q8_0", "q4_0", "int8")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
 BLOCK_SIZES = (16, 32, 64, 128)
+ROLES = ("both", "prefill", "decode")
 HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,\[\]]+):\d{1,5}")
 
 # Settings by which KV blocks leave the cache.
@@ -71,6 +72,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             they cannot.
         kv_peers: HOST:PORT of other engines whose blocks are fetched where that is quicker than to
             compute them, separated by commas; None: none.
+        role: of an engine with `kv_listen` or `kv_peers`, whether others may have it compute
+            prompts, and whether it has them computed by others (disaggregated prefill): ``prefill``
+            is the first alone, ``decode`` the second, ``both`` either, by what there is to do.
         adapter_memory: bytes that adapters (LoRA) may take; those used least recently leave first.
             None: an eighth of the memory that is free when the first one is loaded.
         threads: compute threads; None: the CPUs this process may use.
@@ -112,6 +116,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_disk: str | None = None
     kv_listen: str | None = None
     kv_peers: str | None = None
+    role: str = "both"
     adapter_memory: int | None = None
     threads: int | None = None
     tensor_parallel: int = 1
@@ -143,6 +148,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise config_error("speculate", f"speculate {error}") from None
         if not self.packed_cache:
             raise config_error("packed_cache", "packed_cache must be auto, off or a folder")
+        _one_of("role", self.role, ROLES)
+        for role, needed in (("prefill", "kv_listen"), ("decode", "kv_peers")):
+            if self.role == role and getattr(self, needed) is None:
+                raise config_error("role", f"role {role} needs {needed}: see docs/kv-transfer.md")
         if self.kv_disk is not None:
             folder_and_size(self.kv_disk)
         for name in ("kv_listen", "kv_peers"):

@@ -42,6 +42,56 @@ class SaveBlock(msgspec.Struct, frozen=True, array_like=True):
     tiers: tuple[Tier, ...]
 
 
+class PeerLoad(msgspec.Struct, frozen=True, array_like=True):
+    """What an engine tells those who may have it compute prompts (`RemotePrefill`).
+
+    Attributes:
+        pending: predicted seconds of the prompts that it has to compute.
+        chunk: predicted seconds of a prompt's first `CHUNK_TOKENS` tokens alone; 0: not known yet.
+        streams: running sequences that such a prompt would slow down.
+    """
+
+    pending: float = 0.0
+    chunk: float = 0.0
+    streams: int = 0
+
+
+CHUNK_TOKENS = 512
+
+MOST_NAMES = 2048
+"""That are asked for at a time."""
+
+
+class PrefillPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt whose blocks are wanted of an engine that may have to compute them.
+
+    Attributes:
+        before: its blocks before those wanted.
+        salt, tenant, weight, priority, background: of the request.
+    """
+
+    before: tuple[Name, ...]
+    salt: str
+    tenant: str
+    weight: float
+    priority: int
+    background: bool
+
+
+class RemotePrefill(msgspec.Struct, frozen=True, array_like=True):
+    """That another engine computes a prompt for this one (disaggregated prefill).
+
+    Attributes:
+        prompt: what it needs to know beside the blocks wanted.
+        address: of the other engine, as it was given here.
+        seconds: after so long what has not come is computed here.
+    """
+
+    prompt: PrefillPrompt
+    address: str
+    seconds: float
+
+
 class LoadBlocks(msgspec.Struct, frozen=True, array_like=True):
     """Bring blocks back. They are nobody else's until `LoadDone` is reported.
 
@@ -49,11 +99,13 @@ class LoadBlocks(msgspec.Struct, frozen=True, array_like=True):
         load_id: unique for the engine's life.
         names: contents, in the order of the sequence.
         blocks: per name, the block of each cache group that gets it.
+        prefill: another engine computes those that it does not have; None: they are in a tier.
     """
 
     load_id: int
     names: tuple[Name, ...]
     blocks: tuple[tuple[int, ...], ...]
+    prefill: RemotePrefill | None = None
 
 
 class BlockMoves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -81,7 +133,7 @@ class TierTraffic(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         tier: which.
         blocks: read and found good.
-        nbytes: of these, but for a peer's first one.
+        nbytes: of these, but for a peer's first one, and those that the peer had to compute.
         seconds: that took, until they were in the cache.
     """
 
@@ -133,12 +185,16 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         figures: the worker's counters.
         tokens: counter: tokens brought back from it instead of being computed.
         lost_blocks: counter: evicted before they were saved.
+        prefills, lost_prefills: counters: prompts that another engine was given to compute, and
+            those of them that did not come whole.
     """
 
     tier: Tier
     figures: TierFigures
     tokens: int = 0
     lost_blocks: int = 0
+    prefills: int = 0
+    lost_prefills: int = 0
 
 
 class MoveReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

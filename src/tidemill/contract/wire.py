@@ -72,6 +72,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         speculation: what drafts where a request does not say it
             (`contract.speculation.BY_REQUEST`); None: the model verifies no drafts.
         drafters: what a request may have (`contract.speculation.DRAFTERS`).
+        role: see `contract.config.EngineConfig`.
         family: of models that it belongs to.
         parameters: how many it has; 0: not known.
     """
@@ -111,6 +112,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     drafters: tuple[str, ...] = (LOOKUP,)
     family: str = ""
     parameters: int = 0
+    role: str = "both"
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

@@ -20,6 +20,7 @@ from tidemill.contract.config import (
     HIGHEST,
     KV_DTYPES,
     QUANTIZATIONS,
+    ROLES,
     EngineConfig,
 )
 from tidemill.contract.quotas import Level
@@ -472,6 +473,12 @@ MODEL = (
         *("kv_peers", checks.ADDRESSES),
         "HOST:PORT of other servers' kv_listen, separated by commas: their KV blocks are fetched "
         "where that is quicker than to compute them. Default: none.",
+    ),
+    _engine(
+        *("role", kinds.choice(ROLES)),
+        "What this server does with kv_peers and kv_listen: prefill computes prompts for others, "
+        "decode has others compute its long prompts, both does either, by what there is to do. "
+        "See docs/kv-transfer.md.",
     ),
     _engine(
         *("adapter_memory", kinds.size()),

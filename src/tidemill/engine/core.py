@@ -56,6 +56,7 @@ from tidemill.executor.base import Executor, PlanHandle
 from tidemill.executor.inproc import OpenedExecutor, open_inproc
 from tidemill.grammar.service import GrammarService
 from tidemill.memory.lease import KVMemory
+from tidemill.memory.prefix import root_digest
 from tidemill.sched.policy import Limits
 from tidemill.sched.scheduler import Scheduler, rejections
 from tidemill.sched.sequence import Emission
@@ -832,12 +833,12 @@ def make_scheduler(
         info.eos_token_ids,
         weights_digest=opened.identity,
         kv_dtype=info.kv_dtype,
-        tiers=_tiers_of(opened, memory) if opened.tiers and memory.prefix_caching else None,
+        tiers=_tiers_of(opened, config, memory) if opened.tiers and memory.prefix_caching else None,
         clock=clock,
     )
 
 
-def _tiers_of(opened: OpenedExecutor, memory: KVMemory) -> Tiers:
+def _tiers_of(opened: OpenedExecutor, config: EngineConfig, memory: KVMemory) -> Tiers:
     from tidemill.memory.tiers import Tiers  # only with a tier
 
     executor, info = opened.executor, opened.info
@@ -849,6 +850,7 @@ def _tiers_of(opened: OpenedExecutor, memory: KVMemory) -> Tiers:
         executor.tier_of,
         executor.move,
         executor.announce if opened.listens else None,
+        executor.peer_loads if config.kv_peers and config.role != "prefill" else None,
     )
 
 
@@ -878,6 +880,14 @@ def make_core(
     core = EngineCore(opened.executor, scheduler, info, grammars)
     if opened.tiers:
         opened.executor.report_moves(core.moved)
+    if opened.listens and config.role != "decode":
+        from tidemill.engine.prefills import PrefillService  # few are asked
+
+        def root(salt: str) -> bytes:
+            return root_digest(salt=salt, weights=opened.identity, kv_dtype=info.kv_dtype)
+
+        service = PrefillService(core, root, scheduler.peer_load)
+        opened.executor.serve_prefills(service)
     return core
 
 

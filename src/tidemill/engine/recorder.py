@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
-from tidemill.contract.moves import BlockMoves, MoveReport, Tier
+from tidemill.contract.moves import BlockMoves, MoveReport, PeerLoad, Tier
 from tidemill.contract.plan import BlockCopy, StepPlan, StepResult
 from tidemill.contract.profile import MachineRates, StepCounters
 from tidemill.contract.request import AdapterUse
@@ -20,6 +20,7 @@ from tidemill.executor.base import Executor, PlanHandle
 
 if TYPE_CHECKING:
     from tidemill.transfer.link import Link
+    from tidemill.transfer.serving import Prefills
 
 BEAT_SECONDS = 0.2
 
@@ -110,6 +111,14 @@ class RecordingExecutor:
     def on_requests(self, take: Callable[[Link], None]) -> None:
         """See Executor."""
         self._executor.on_requests(take)
+
+    def serve_prefills(self, prefills: Prefills) -> None:
+        """See Executor."""
+        self._executor.serve_prefills(prefills)
+
+    def peer_loads(self) -> list[tuple[str, PeerLoad]]:
+        """See Executor."""
+        return self._executor.peer_loads()
 
     def announce(self, digest: bytes, there: bool) -> None:
         """See Executor."""

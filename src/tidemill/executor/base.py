@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import LoadCallback
-from tidemill.contract.moves import BlockMoves, MoveReport, Tier
+from tidemill.contract.moves import BlockMoves, MoveReport, PeerLoad, Tier
 from tidemill.contract.plan import BlockCopy, StepPlan, StepResult
 from tidemill.contract.profile import MachineRates, StepCounters
 from tidemill.contract.request import AdapterUse
@@ -17,6 +17,7 @@ from tidemill.contract.wire import AdapterInfo
 
 if TYPE_CHECKING:
     from tidemill.transfer.link import Link
+    from tidemill.transfer.serving import Prefills
 
 
 class PlanHandle(Protocol):
@@ -75,6 +76,14 @@ class Executor(Protocol):
     def on_requests(self, take: Callable[[Link], None]) -> None:
         """Call this with each connection of another server that sends requests, on any thread,
         where this executor's engine listens for other engines."""
+
+    def serve_prefills(self, prefills: Prefills) -> None:
+        """Have other engines' prompts computed by this, where this executor's engine listens for
+        them."""
+
+    def peer_loads(self) -> list[tuple[str, PeerLoad]]:
+        """Engines that may compute prompts for this one, by address, and what they have to do; on
+        any thread."""
 
     def announce(self, digest: bytes, there: bool) -> None:
         """Tell other engines that the cache has a block of a digest, or not any more."""

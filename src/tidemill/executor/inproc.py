@@ -12,7 +12,7 @@ from tidemill.base.errors import LoadCallback
 from tidemill.base.files import opened_files
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.moves import BlockMoves, MoveReport, Tier
+from tidemill.contract.moves import BlockMoves, MoveReport, PeerLoad, Tier
 from tidemill.contract.plan import BlockCopy, StepPlan
 from tidemill.contract.profile import MachineRates, StepCounters
 from tidemill.contract.request import AdapterUse
@@ -21,6 +21,7 @@ from tidemill.executor.base import Executor, PlanHandle
 
 if TYPE_CHECKING:
     from tidemill.transfer.link import Link
+    from tidemill.transfer.serving import Prefills
     from tidemill.worker.runner import Runner
 
 
@@ -69,6 +70,14 @@ class InprocExecutor:
     def on_requests(self, take: Callable[[Link], None]) -> None:
         """See Executor."""
         self._runner.on_requests(take)
+
+    def serve_prefills(self, prefills: Prefills) -> None:
+        """See Executor."""
+        self._runner.serve_prefills(prefills)
+
+    def peer_loads(self) -> list[tuple[str, PeerLoad]]:
+        """See Executor."""
+        return self._runner.peer_loads()
 
     def announce(self, digest: bytes, there: bool) -> None:
         """See Executor."""

@@ -18,6 +18,8 @@ from tidemill.contract.moves import (
     LoadDone,
     MoveReport,
     Name,
+    PeerLoad,
+    RemotePrefill,
     SaveBlock,
     Tier,
     TierFigures,
@@ -53,6 +55,7 @@ class Load:
         keys: what they get.
         nbytes: of these.
         emptied: `KVMemory.emptied` at its start.
+        computed: another engine computes them.
     """
 
     load_id: int
@@ -61,6 +64,7 @@ class Load:
     keys: Sequence[BlockKey]
     nbytes: int
     emptied: int
+    computed: bool = False
 
 
 class Tiers:
@@ -75,12 +79,15 @@ class Tiers:
         send: begins moves.
         announce: tells other engines that a block of a digest is here, or not any more; None:
             nobody asks.
+        peer_loads: engines that may compute prompts for this one, by address; None: none may.
 
     Attributes:
         loads: in progress, by id.
         coming: digest -> the load that brings it.
         lost: blocks that were evicted before they were saved.
         brought: tokens brought back, by tier.
+        prefills, lost_prefills: prompts that another engine was given, and those of them that did
+            not come whole.
         figures: the worker's counters, by tier.
     """
 
@@ -93,8 +100,11 @@ class Tiers:
         tier_of: Callable[[bytes], Tier | None],
         send: Callable[[BlockMoves], None],
         announce: Callable[[bytes, bool], None] | None = None,
+        peer_loads: Callable[[], list[tuple[str, PeerLoad]]] | None = None,
     ) -> None:
         self._announce = announce
+        self.peer_loads = peer_loads
+        self.prefills = self.lost_prefills = 0
         self._own = tuple(tier for tier in tiers if tier is not Tier.PEER)
         self._offers: dict[bytes, int] = {}  # digest -> id of the copy for another engine
         self.tiers = tiers
@@ -201,25 +211,31 @@ class Tiers:
     def seconds(self, tiers: Sequence[Tier]) -> float:
         """What it takes to bring blocks that lie in these tiers, behind the loads in progress."""
         slowest = min(self._bandwidth.values())
-        waiting = sum(load.nbytes for load in self.loads.values()) / slowest
+        waiting = sum(load.nbytes for load in self.loads.values() if not load.computed) / slowest
         bring = sum(self._block_bytes / self._bandwidth[tier] for tier in tiers)
         asking = PEER_SECONDS if Tier.PEER in tiers else 0.0
         return LOAD_SECONDS + asking + waiting + bring
 
-    def load(self, found: Sequence[tuple[int, ...]], keys: Sequence[BlockKey]) -> Load:
-        """Bring blocks behind those found on the device, into free ones, which there must be."""
+    def load(
+        self,
+        found: Sequence[tuple[int, ...]],
+        keys: Sequence[BlockKey],
+        prefill: RemotePrefill | None = None,
+    ) -> Load:
+        """Bring blocks behind those found on the device, into free ones, which there must be; with
+        `prefill` another engine computes those that it does not have."""
         first, size = len(found), self._memory.block_size
         lease = self._memory.lease(found)
         lease.grow((first + len(keys)) * size)
         load = Load(
             next(self._ids), lease, first, keys, len(keys) * self._block_bytes,
-            self._memory.emptied,
+            self._memory.emptied, prefill is not None,
         )  # fmt: skip
         self.loads[load.load_id] = load
         for key in keys:
             self.coming.setdefault(key.digest, load)
         targets = tuple(zip(*(table[first:] for table in lease.tables), strict=True))
-        self._new.append(LoadBlocks(load.load_id, tuple(keys), targets))
+        self._new.append(LoadBlocks(load.load_id, tuple(keys), targets, prefill))
         return load
 
     def cancel(self, load: Load) -> None:
@@ -263,6 +279,8 @@ class Tiers:
         for key in load.keys:
             if self.coming.get(key.digest) is load:
                 del self.coming[key.digest]
+        self.prefills += load.computed
+        self.lost_prefills += load.computed and done.blocks < len(load.keys)
         good = done.blocks if load.emptied == self._memory.emptied else 0
         for i, key in enumerate(load.keys[:good]):
             load.lease.publish(load.first + i, key)
@@ -282,6 +300,8 @@ class Tiers:
                 figures=self.figures[tier],
                 tokens=self.brought[tier],
                 lost_blocks=self.lost,
+                prefills=self.prefills if tier is Tier.PEER else 0,
+                lost_prefills=self.lost_prefills if tier is Tier.PEER else 0,
             )
             for tier in self.tiers
         )

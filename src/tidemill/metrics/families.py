@@ -403,6 +403,12 @@ GROUPS: Mapping[str, tuple[Family, ...]] = {
             "bytes",
         ),
         _counter("kv_tier_lost_blocks", "KV blocks evicted before they were saved in any tier"),
+        _counter(
+            "remote_prefills",
+            "Prompts that another engine was given to compute, by outcome: their blocks came "
+            "(whole), or the rest was computed here (lost)",
+            ("model", "outcome"),
+        ),
     ),
     "Adapters": (
         _counter(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 
+from tidemill.contract.moves import Tier
 from tidemill.contract.wire import EngineStats
 from tidemill.metrics.families import samples
 
@@ -39,3 +40,10 @@ def tier_metrics(of_models: Mapping[str, EngineStats]) -> Iterator[Metric]:
     for model in dict.fromkeys(model for model, _ in tiers):
         lost.add_metric((model,), of_models[model].tiers[0].lost_blocks)
     yield from (tokens, blocks, nbytes, seconds, held, lost)
+    remote = [(name, one) for name, one in tiers if one.tier is Tier.PEER]
+    if remote:
+        prefills = samples("remote_prefills")
+        for model, one in remote:
+            prefills.add_metric((model, "whole"), one.prefills - one.lost_prefills)
+            prefills.add_metric((model, "lost"), one.lost_prefills)
+        yield prefills

@@ -8,13 +8,16 @@ old place, and finds them like any cached prefix. Nothing is decided here that a
 from __future__ import annotations
 
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from tidemill.contract.moves import MoveReport, Tier
 from tidemill.memory.prefix import BlockKey
 from tidemill.memory.tiers import Load, Tiers
-from tidemill.sched.cost import Load as StepLoad
-from tidemill.sched.cost import StepCost
+from tidemill.sched.cost import StepCost, computing
 from tidemill.sched.sequence import Sequence
+
+if TYPE_CHECKING:
+    from tidemill.sched.remote_prefill import RemotePrefills
 
 MOST_LOADS = 3
 """Of a sequence, between two admissions: what is evicted again before it is admitted is computed in
@@ -27,13 +30,15 @@ class Bringing:
     Args:
         tiers: where blocks lie.
         cost: predicts the time of steps.
+        remote: has other engines compute prompts; None: there are none.
 
     Attributes:
         waiting: sequences that wait for blocks, by id, and the load each waits for.
     """
 
-    def __init__(self, tiers: Tiers, cost: StepCost) -> None:
+    def __init__(self, tiers: Tiers, cost: StepCost, remote: RemotePrefills | None = None) -> None:
         self.tiers = tiers
+        self.remote = remote
         self.waiting: dict[int, tuple[Sequence, Load]] = {}
         self._cost = cost
 
@@ -54,7 +59,7 @@ class Bringing:
             return False
         load = self.tiers.coming.get(keys[0].digest)
         if load is None:
-            load = self._load(found, keys, size, step)
+            load = self._load(seq, found, keys, size, step)
         if load is None:
             return False
         seq.loads += 1
@@ -62,9 +67,19 @@ class Bringing:
         return True
 
     def _load(
-        self, found: list[tuple[int, ...]], keys: list[BlockKey], size: int, step: int
+        self,
+        seq: Sequence,
+        found: list[tuple[int, ...]],
+        keys: list[BlockKey],
+        size: int,
+        step: int,
     ) -> Load | None:
-        count = self._worth(self.tiers.below(keys), len(found) * size, size, step)
+        below = self.tiers.below(keys)
+        count = self._worth(below, len(found) * size, size, step)
+        if self.remote is not None:
+            prefill = self.remote.choose(seq, len(found), keys, below, count)
+            if prefill is not None:
+                return self.tiers.load(found, keys, prefill)
         return self.tiers.load(found, keys[:count]) if count else None
 
     def _worth(self, tiers: list[Tier], start: int, size: int, step: int) -> int:
@@ -76,17 +91,10 @@ class Bringing:
         best, most, count = 0, 0.0, 0
         for _, run in groupby(tiers):
             count += len(list(run))
-            compute = self._computing(start, start + count * size, step)
+            compute = computing(self._cost, start, start + count * size, step)
             if compute - self.tiers.seconds(tiers[:count]) > most:
                 best, most = count, compute - self.tiers.seconds(tiers[:count])
         return best
-
-    def _computing(self, start: int, end: int, step: int) -> float:
-        """Predicted seconds of computing positions alone, in steps of `step` tokens."""
-        total = 0.0
-        for at in range(start, end, step):
-            total += self._cost.predict(StepLoad().plus(at, min(step, end - at)))
-        return total
 
     def take(self, report: MoveReport) -> list[Sequence]:
         """What has become of moves; returns the sequences that are to be queued again."""

@@ -260,6 +260,14 @@ class StepCost:
         return [0.0, per_token * _UNITS[1], per_token / _PRIOR_DEPTH * _UNITS[2], 0.0]
 
 
+def computing(cost: StepCost, start: int, end: int, step: int) -> float:
+    """Predicted seconds of computing positions alone, in steps of `step` tokens."""
+    total = 0.0
+    for at in range(start, end, step):
+        total += cost.predict(Load().plus(at, min(step, end - at)))
+    return total
+
+
 def _descended(
     gram: Sequence[Sequence[float]], right: Sequence[float], parts: Sequence[float]
 ) -> list[float]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
 from tidemill.base.log import get_logger
 from tidemill.contract.history import PreemptionCause
-from tidemill.contract.moves import MoveReport
+from tidemill.contract.moves import MoveReport, PeerLoad
 from tidemill.contract.plan import StepPlan, StepResult
 from tidemill.contract.request import (
     POOLINGS,
@@ -115,7 +115,12 @@ class Scheduler:
         if tiers is not None:
             from tidemill.sched.bringing import Bringing
 
-            self._state.bringing = Bringing(tiers, self._state.cost)
+            remote = None
+            if tiers.peer_loads is not None:
+                from tidemill.sched.remote_prefill import RemotePrefills  # few have peers
+
+                remote = RemotePrefills(self._state, tiers)
+            self._state.bringing = Bringing(tiers, self._state.cost, remote)
         self._awaits_moves = False
         self._memory_pressure = MemoryPressure(limits)
         self._requests: dict[tuple[int, str], RequestState] = {}
@@ -792,6 +797,12 @@ class Scheduler:
     def cost(self) -> StepCost:
         """What it has learned of steps' times."""
         return self._state.cost
+
+    def peer_load(self) -> PeerLoad:
+        """What there is to compute, for engines that might ask for prompts. On any thread."""
+        from tidemill.sched.remote_prefill import load_of  # few are asked
+
+        return load_of(self._state)
 
     @property
     def explains(self) -> bool:

@@ -1,16 +1,17 @@
 """What engines say to each other about blocks (`transfer.link`).
 
 An opener says what model it is; the other side answers. Then of WATCH the listener tells what it
-has, and of FETCH the opener asks for blocks, and gets them one by one in the order asked for.
+has and what it has to do, and of FETCH the opener asks for blocks, and gets them one by one in the
+order asked for. With a prompt (`Get.prompt`) it also gets those that are computed for it meanwhile.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from tidemill.contract.moves import Name
+from tidemill.contract.moves import MOST_NAMES, Name, PeerLoad, PrefillPrompt
 
-MAX_NAMES = 2048
+MAX_NAMES = MOST_NAMES
 """Of one `Get`."""
 
 
@@ -34,21 +35,37 @@ class Announce(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         added, removed: digests.
         anew: forget what was told before.
+        load: None: it computes no prompts for others.
     """
 
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
     anew: bool = False
+    load: PeerLoad | None = None
 
 
 class Get(msgspec.Struct, frozen=True, array_like=True):
-    """Contents wanted, at most `MAX_NAMES`."""
+    """Contents wanted, at most `MAX_NAMES` with those of `prompt`.
+
+    Attributes:
+        names: in the order of the sequence.
+        prompt: what the engine does not have of it, it computes; None: it has them.
+    """
 
     names: tuple[Name, ...]
+    prompt: PrefillPrompt | None = None
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
     """The next of them: its header (`transfer.record`), and behind the message the bytes that this
-    says; no header: there is no such block (any more)."""
+    says; no header: there is no such block (any more).
+
+    Attributes:
+        header: see above.
+        later: without a header: it is still being computed; this says that the engine is there.
+        waited: it was not there when the block before was sent.
+    """
 
     header: bytes = b""
+    later: bool = False
+    waited: bool = False

@@ -1,8 +1,9 @@
 """Peers: engines that blocks are fetched from.
 
-Each has a thread that is told what it has, and one that fetches. Whatever goes wrong with a peer
-(it is gone, slow, of another model, or sends what is damaged) means that it has nothing, for a
-while; then blocks are computed. Nothing here waits for a peer but these threads.
+Each has a thread that is told what it has, and one that fetches; a prompt that it computes for this
+engine has a thread and a connection of its own. Whatever goes wrong with a peer (it is gone, slow,
+of another model, or sends what is damaged) means that it has nothing, for a while; then blocks are
+computed. Nothing here waits for a peer but these threads.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
-from tidemill.contract.moves import Name
+from tidemill.contract.moves import Name, PeerLoad, RemotePrefill
 from tidemill.transfer.link import Link, LinkError, Role, connect
 from tidemill.transfer.messages import MAX_NAMES, Announce, Block, Get, Open, Opened
 from tidemill.transfer.record import Damaged, checksum_in, header
@@ -42,11 +43,20 @@ MAX_KNOWN = 2**20
 """Digests that are known of one peer."""
 
 
+MOST_PREFILLS = 8
+"""Prompts that a peer computes for this engine at a time."""
+
+NO_PREFILL_SECONDS = 10.0
+"""A peer that has failed to compute a prompt is given none."""
+
+
 class Arrived(NamedTuple):
-    """A block as it came: what its checksum must be, and its bytes."""
+    """A block as it came: what its checksum must be, its bytes, and whether the peer had to compute
+    it first."""
 
     checksum: int
     data: bytearray
+    waited: bool = False
 
 
 class Fetch:
@@ -55,13 +65,25 @@ class Fetch:
     Args:
         peer: that has them.
         names: their contents.
+        prefill: it computes those that it does not have; None: it has them.
+
+    Attributes:
+        ended: nothing more will arrive.
+        taken: blocks that `take` has returned.
+        waited: the last one of these was computed first.
+        link: of `prefill`, while it is open.
     """
 
-    def __init__(self, peer: Peer, names: Sequence[Name]) -> None:
+    def __init__(
+        self, peer: Peer, names: Sequence[Name], prefill: RemotePrefill | None = None
+    ) -> None:
         self.names = names
+        self.prefill = prefill
         self.begun = monotonic()
-        self.ended = False  # nothing more will arrive
+        self.ended = False
         self.taken = 0
+        self.waited = False
+        self.link: Link | None = None
         self._lent: bytearray | None = None
         self._peer = peer
         self._moved = self.begun  # when it last got on
@@ -76,7 +98,10 @@ class Fetch:
     @property
     def ready(self) -> bool:
         """There is a block, or there will be none any more."""
-        if not self._arrived and monotonic() > self._moved + BLOCK_SECONDS:
+        now = monotonic()
+        late = self.prefill is not None and now > self.begun + self.prefill.seconds
+        if not self.ended and (late or (not self._arrived and now > self._moved + BLOCK_SECONDS)):
+            self._peer.failed(self)
             self.cancel()
         return bool(self._arrived) or self.ended
 
@@ -95,6 +120,7 @@ class Fetch:
             self.cancel()
             return None
         self.taken += 1
+        self.waited = found.waited
         self._lent = found.data
         return found.data
 
@@ -123,6 +149,10 @@ class Fetch:
                 self._moved = monotonic()
             return not self.ended
 
+    def beat(self) -> None:
+        """The peer is there, and computes."""
+        self._moved = monotonic()
+
     def end(self) -> None:
         """No more blocks come; those that have arrived stay."""
         self.ended = True
@@ -140,6 +170,7 @@ class Peer:
 
     Attributes:
         known: digests that it has.
+        load: what it says that it has to compute; None: it computes no prompts for others.
         damaged: blocks that it sent and that were not what they should be.
     """
 
@@ -154,11 +185,13 @@ class Peer:
     ) -> None:
         self.address = address
         self.known: set[bytes] = set()
+        self.load: PeerLoad | None = None
         self.damaged = 0
         self.checksum = checksum
         self._key, self._identity, self._nbytes = key, identity, nbytes
         self._wake = wake
-        self._untrusted_until = 0.0
+        self._untrusted_until = self._no_prefill_until = 0.0
+        self._prefills: set[Fetch] = set()
         self._fetches: deque[Fetch] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -181,6 +214,33 @@ class Peer:
             self._changed.notify_all()
         return fetch
 
+    @property
+    def may_prefill(self) -> bool:
+        """It computes prompts for others, and is believed to do so now."""
+        now = monotonic()
+        good = self.load is not None and now >= max(self._untrusted_until, self._no_prefill_until)
+        return good and len(self._prefills) < MOST_PREFILLS
+
+    def prefill(self, names: Sequence[Name], what: RemotePrefill) -> Fetch | None:
+        """Have it compute a prompt, and fetch its blocks meanwhile; None: it may not."""
+        if not self.may_prefill:
+            return None
+        fetch = Fetch(self, names[: MAX_NAMES - len(what.prompt.before)], what)
+        self._prefills.add(fetch)
+        threading.Thread(
+            target=self._receive_computed, args=(fetch,), name="tidemill-kv-prefill", daemon=True
+        ).start()
+        return fetch
+
+    def failed(self, fetch: Fetch) -> None:
+        """A fetch does not get on."""
+        if fetch.prefill is not None:
+            self._no_prefill_until = monotonic() + NO_PREFILL_SECONDS
+            _log.warning(
+                "a prompt that the peer %s computes does not come; the rest is computed here",
+                self.address,
+            )
+
     def free(self, buffer: bytearray) -> None:
         """A block's memory is not read any more."""
         with self._changed:
@@ -199,7 +259,10 @@ class Peer:
     def drop(self, fetch: Fetch) -> None:
         """A fetch was cancelled: what comes of it is not read any more."""
         with self._changed:
-            if fetch in self._fetches:
+            if fetch.prefill is not None:
+                if fetch.link is not None:
+                    fetch.link.close()
+            elif fetch in self._fetches:
                 self._fetches.remove(fetch)
             elif self._fetching is not None:
                 self._fetching.close()  # cheaper than to read what nobody wants
@@ -210,7 +273,8 @@ class Peer:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            for link in (self._watching, self._fetching):
+            computed = [fetch.link for fetch in self._prefills]
+            for link in (self._watching, self._fetching, *computed):
                 if link is not None:
                     link.close()
 
@@ -240,7 +304,7 @@ class Peer:
                     link.close()
             except (LinkError, OSError, ValueError) as error:
                 self._say(f"is not used: {error or type(error).__name__}")
-            self.known = set()
+            self.known, self.load = set(), None
             with self._changed:
                 if not self._closing:
                     self._changed.wait(AGAIN_SECONDS[min(failures, len(AGAIN_SECONDS) - 1)])
@@ -254,6 +318,7 @@ class Peer:
     def _note(self, told: Announce) -> None:
         if told.anew:
             self.known = set()
+        self.load = told.load
         self.known.difference_update(told.removed)
         if len(self.known) < MAX_KNOWN:
             self.known.update(told.added)
@@ -283,14 +348,44 @@ class Peer:
             self._fetching.close()
             self._fetching = None
 
+    def _receive_computed(self, fetch: Fetch) -> None:
+        """Receive the blocks of a prompt that the peer computes."""
+        try:
+            link = self._open(Role.FETCH)
+            with self._changed:
+                fetch.link = link
+                if fetch.ended or self._closing:
+                    link.close()
+            link.set_timeout(BLOCK_SECONDS)
+            self._receive_on(link, fetch)
+        except Damaged as error:
+            self.distrust(str(error))
+        except (LinkError, OSError, ValueError) as error:
+            if not (fetch.ended or self._closing):
+                _log.info("the peer %s computes no prompt: %s", self.address, error)
+                self.failed(fetch)
+        finally:
+            with self._changed:
+                self._prefills.discard(fetch)
+                if fetch.link is not None:
+                    fetch.link.close()
+            fetch.end()
+            self._wake()
+
     def _receive(self, fetch: Fetch) -> None:
         if self._fetching is None:
             self._fetching = self._open(Role.FETCH)
             self._fetching.set_timeout(BLOCK_SECONDS)
-        link, most = self._fetching, max(2, WINDOW_BYTES // self._nbytes)
-        link.send(Get(tuple(fetch.names)))
+        self._receive_on(self._fetching, fetch)
+
+    def _receive_on(self, link: Link, fetch: Fetch) -> None:
+        most = max(2, WINDOW_BYTES // self._nbytes)
+        prompt = None if fetch.prefill is None else fetch.prefill.prompt
+        link.send(Get(tuple(fetch.names), prompt))
         for name in fetch.names:
-            head = link.receive(Block).header
+            while (told := link.receive(Block)).later and prompt is not None:
+                fetch.beat()
+            head = told.header
             if not head:  # the rest begins with it, and is of no use; others' bytes follow
                 raise LinkError("it does not have them any more")
             if len(head) != len(header(self._identity, name, self._nbytes, 0)):
@@ -299,7 +394,7 @@ class Peer:
             with self._changed:
                 data = self._free.pop() if self._free else bytearray(self._nbytes)
             link.read_into(data)
-            if not fetch.put(Arrived(checksum, data), most):
+            if not fetch.put(Arrived(checksum, data, told.waited), most):
                 raise LinkError("they are not wanted any more")
             self._wake()
 
@@ -336,6 +431,15 @@ class Peers:
             if count > most:
                 best, most = peer, count
         return None if best is None else best.fetch(names[:most])
+
+    def loads(self) -> list[tuple[str, PeerLoad]]:
+        """Peers that may compute prompts for this engine now, by address."""
+        return [(p.address, p.load) for p in self.all if p.load is not None and p.may_prefill]
+
+    def prefill(self, names: Sequence[Name], what: RemotePrefill) -> Fetch | None:
+        """Have a peer compute a prompt and fetch these blocks of it; None: it may not."""
+        peer = next((peer for peer in self.all if peer.address == what.address), None)
+        return None if peer is None else peer.prefill(names, what)
 
     @property
     def damaged(self) -> int:

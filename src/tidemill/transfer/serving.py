@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from tidemill.base.log import get_logger
-from tidemill.contract.moves import Name
+from tidemill.contract.moves import Name, PeerLoad, PrefillPrompt
 from tidemill.transfer.announced import Announced
 from tidemill.transfer.link import Link, LinkError, Role
 from tidemill.transfer.messages import MAX_NAMES, Announce, Block, Get, Open, Opened
@@ -30,6 +31,30 @@ SEND_SECONDS = 10.0
 """That the other side may take to read something."""
 
 
+class Prefill(Protocol):
+    """A prompt that is computed for another engine; for any thread."""
+
+    @property
+    def ended(self) -> bool:
+        """No more of its blocks are computed."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it."""
+
+
+class Prefills(Protocol):
+    """Computes prompts for other engines; for any thread."""
+
+    def load(self) -> PeerLoad:
+        """What there is to compute."""
+
+    def begin(
+        self, names: tuple[Name, ...], prompt: PrefillPrompt, wake: Callable[[], None]
+    ) -> Prefill | None:
+        """Compute a prompt; `wake` is called when it has ended. None: it is none of this model, or
+        not computed here."""
+
+
 class BlockServer:
     """Serves the blocks of one engine on links, each on a thread of its own.
 
@@ -42,6 +67,7 @@ class BlockServer:
     Attributes:
         announced: what the engine has.
         outbox: where copies wait.
+        prefills: computes prompts for others; None: nobody does here.
         sent: blocks sent.
     """
 
@@ -54,6 +80,7 @@ class BlockServer:
     ) -> None:
         self.announced = Announced()
         self.outbox = Outbox(nbytes)
+        self.prefills: Prefills | None = None
         self.sent = 0
         self._identity = identity
         self._nbytes = nbytes
@@ -101,25 +128,30 @@ class BlockServer:
         return False
 
     def _tell(self, link: Link) -> None:
-        seen, silent = None, 0.0
+        seen, silent, told = None, 0.0, None
         while not self._closing.wait(TELL_SECONDS):
             seen, changes, anew = self.announced.since(seen)
             silent += TELL_SECONDS
-            if not (changes or anew) and silent < BEAT_SECONDS:
+            load = None if self.prefills is None else self.prefills.load()
+            if not (changes or anew or load != told) and silent < BEAT_SECONDS:
                 continue
-            silent = 0.0
+            silent, told = 0.0, load
             for start in range(0, max(1, len(changes)), DIGESTS):
                 # Of a block that came and went the last word counts.
                 last = dict(changes[start : start + DIGESTS])
                 added = tuple(digest for digest, there in last.items() if there)
                 removed = tuple(digest for digest, there in last.items() if not there)
-                link.send(Announce(added, removed, anew and not start))
+                link.send(Announce(added, removed, anew and not start, load))
 
     def _send(self, link: Link) -> None:
         while not self._closing.is_set():
             link.set_timeout(None)
-            names = link.receive(Get).names[:MAX_NAMES]
+            get = link.receive(Get)
+            names = get.names[:MAX_NAMES]
             link.set_timeout(SEND_SECONDS)
+            if get.prompt is not None:
+                self._send_computed(link, names, get.prompt)
+                continue
             asked = done = 0
             try:
                 for i, name in enumerate(names):
@@ -132,18 +164,60 @@ class BlockServer:
             finally:
                 self.outbox.drop([name[0] for name in names[done:asked]])
 
+    def _send_computed(self, link: Link, names: tuple[Name, ...], prompt: PrefillPrompt) -> None:
+        """Send blocks as they are computed."""
+        prefill = None
+        if self.prefills is not None:
+            every = (*prompt.before, *names)
+            prefill = self.prefills.begin(every, prompt, self.announced.wake)
+        if prefill is None:
+            link.send(Block())
+            return
+        asked = done = 0
+        try:
+            for i, name in enumerate(names):
+                waited = asked <= i and self._await(link, name, prefill)
+                if waited is None:
+                    link.send(Block())
+                    return
+                more = []
+                while asked < len(names) and asked - i < self._ahead:
+                    if not self.announced.has(names[asked][0]):
+                        break
+                    more.append(names[asked])
+                    asked += 1
+                self._ask(tuple(more))
+                done = i + 1
+                if asked <= i:  # it was evicted meanwhile
+                    link.send(Block())
+                    return
+                self._send_block(link, name, waited=waited)
+        finally:
+            prefill.cancel()
+            self.outbox.drop([name[0] for name in names[done:asked]])
+
+    def _await(self, link: Link, name: Name, prefill: Prefill) -> bool | None:
+        """Whether a block had to be computed first; None: it does not come."""
+        waited = False
+        while not self.announced.wait(name[0], BEAT_SECONDS, lambda: prefill.ended):
+            waited = True
+            if prefill.ended or self._closing.is_set():
+                return None
+            link.send(Block(later=True))
+        return waited
+
     def _ask(self, names: tuple[Name, ...]) -> None:
         new = set(self.outbox.expect([name[0] for name in names]))
         if new:
             self._bring(tuple(name for name in names if name[0] in new))
 
-    def _send_block(self, link: Link, name: Name) -> None:
+    def _send_block(self, link: Link, name: Name, *, waited: bool = False) -> None:
         data, own = self.outbox.take(name[0], LEASE_SECONDS)
         if data is None:
             link.send(Block())
             return
         head = header(self._identity, name, self._nbytes, self._checksum(data))
-        link.send(Block(head), (data,))
+        link.send(Block(head, waited=waited), (data,))
         self.sent += 1
         if own:
             self.outbox.free(data)

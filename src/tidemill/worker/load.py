@@ -229,6 +229,7 @@ def load_worker(
         identity=identity,
         speculation=speculation.default if verifies else None,
         drafters=speculation.drafters if verifies else (),
+        role=config.role,
         family=spec.family,
         parameters=spec.parameters() if foreign is None else 0,
     )

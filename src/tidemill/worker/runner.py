@@ -18,7 +18,7 @@ from tidemill.backends.base import (
     StepOutputs,
 )
 from tidemill.base.errors import unsupported
-from tidemill.contract.moves import BlockMoves, MoveReport, Tier
+from tidemill.contract.moves import BlockMoves, MoveReport, PeerLoad, Tier
 from tidemill.contract.plan import (
     BlockCopy,
     Candidate,
@@ -37,6 +37,7 @@ from tidemill.worker.speculate.drafter import NOTHING, Drafted
 if TYPE_CHECKING:
     from tidemill.contract.profile import MachineRates, StepCounters
     from tidemill.transfer.link import Link
+    from tidemill.transfer.serving import Prefills
     from tidemill.worker.adapters import AdapterLoader
     from tidemill.worker.speculate.drafter import Drafter, LoadedDrafter
     from tidemill.worker.speculate.speculation import Speculation
@@ -228,6 +229,15 @@ class Runner:
         """See executor.base.Executor."""
         if self.mover is not None:
             self.mover.on_requests = take
+
+    def serve_prefills(self, prefills: Prefills) -> None:
+        """See executor.base.Executor."""
+        if self.mover is not None and self.mover.server is not None:
+            self.mover.server.prefills = prefills
+
+    def peer_loads(self) -> list[tuple[str, PeerLoad]]:
+        """See executor.base.Executor."""
+        return [] if self.mover is None else self.mover.peer_loads()
 
     def announce(self, digest: bytes, there: bool) -> None:
         """See executor.base.Executor."""

@@ -38,9 +38,9 @@ class DrainBody(EngineBody, kw_only=True):
 
 
 async def engines(context: ServerContext, request: Request) -> Response:
-    """The engines of the loaded models: `model`, `pid`, `requests` that they compute or wait for,
-    `away`, where another engine computes them: its address and how many, and `leaving`, whether it
-    is being drained without another engine."""
+    """The engines of the loaded models: `model`, `pid`, `role` (prefill, decode, both), `requests`
+    that they compute or wait for, `away`, where another engine computes them: its address and how
+    many, and `leaving`, whether it is being drained without another engine."""
     loaded = [(slot, slot.loaded) for slot in context.host.slots if slot.loaded is not None]
     return json_response({"engines": [_described(slot, one) for slot, one in loaded]})
 
@@ -83,6 +83,7 @@ def _described(slot: Slot, loaded: Loaded) -> dict[str, Any]:
     return {
         "model": slot.name,
         "pid": loaded.pid,
+        "role": loaded.served.info.role,
         "requests": slot.leases,
         "leaving": loaded.served.admission.leaving,
         "away": None if away is None else {"at": away[0], "requests": away[1]},

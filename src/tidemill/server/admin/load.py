@@ -20,9 +20,9 @@ async def load(context: ServerContext, request: Request) -> Response:
     """`server_load`: choices in flight (vLLM's route of this name has it). `protocol`: of what
     gateways and servers say to each other. Of each loaded model:
     `wait`, seconds until a further request would begin to be computed, as admission predicts it;
-    `queued_tokens`; `slots`, sequences that are computed at once; `identity`: engines with equal
-    ones answer alike; `cache_tokens` that the prefix cache holds; `engine`, another one when what
-    was cached is gone."""
+    `queued_tokens`; `role` (prefill, decode or both); `slots`, sequences that are computed at once;
+    `identity`: engines with equal ones answer alike; `cache_tokens` that the prefix cache holds;
+    `engine`, another one when what was cached is gone."""
     loaded = (slot.loaded for slot in context.host.slots)
     models = {
         one.served.name: _of(one.served, one.pid)
@@ -43,6 +43,7 @@ def _of(model: ServedModel, pid: int | None) -> dict[str, Any]:
         "wait": round(admission.predicted_wait, 4),
         "queued_tokens": admission.waiting_tokens,
         "slots": info.max_num_seqs,
+        "role": info.role,
         "identity": info.identity,
         "cache_tokens": info.num_blocks * info.block_size if info.prefix_caching else 0,
         "engine": f"{_STARTED}-{pid}",

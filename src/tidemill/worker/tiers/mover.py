@@ -28,6 +28,7 @@ from tidemill.contract.moves import (
     LoadDone,
     MoveReport,
     Name,
+    PeerLoad,
     SaveBlock,
     Tier,
     TierFigures,
@@ -156,6 +157,11 @@ class Mover:
         if self.server is not None:
             self.server.announced.note(digest, there=there)
 
+    def peer_loads(self) -> list[tuple[str, PeerLoad]]:
+        """Peers that may compute prompts for this engine, by address, and what they have to do. On
+        any thread."""
+        return [] if self.peers is None else self.peers.loads()
+
     def bring(self, names: tuple[Name, ...]) -> None:
         """Other engines ask for blocks. On any thread."""
         self.report(MoveReport(offers=names))
@@ -240,12 +246,12 @@ class Mover:
 
     def _bring(self, load: _Load, name: Name) -> bool:
         begun = monotonic()
-        tier, data = Tier.RAM, None if self._ram is None else self._ram.find(name)
-        if data is None and self._disk is not None and self._disk.load(name, self._buffer):
-            tier, data = Tier.DISK, self._buffer
-        if data is None:
-            tier, data = Tier.PEER, self._fetched(load)
-            begun = load.fetched
+        tier, data = Tier.PEER, None
+        # What a peer sends comes in its order, whatever nearer tiers have got meanwhile.
+        if load.fetch is None or (load.fetch.complete and load.what.prefill is None):
+            tier, data = self._found(load, name)
+        if tier is Tier.PEER:
+            data, begun = self._fetched(load), load.fetched
         if data is None:
             return False
         at = 0
@@ -256,8 +262,10 @@ class Mover:
         now = monotonic()
         seconds, load.fetched = now - begun, now
         taken = load.traffic.setdefault(tier, [0.0, 0.0, 0.0])
-        # A peer's first block waits for the other side, which says nothing of the bandwidth.
-        waited = tier is Tier.PEER and load.fetch is not None and load.fetch.taken == 1
+        # A peer's first block waits for the other side, and so does what it computes, which says
+        # nothing of the bandwidth.
+        fetch = load.fetch if tier is Tier.PEER else None
+        waited = fetch is not None and (fetch.taken == 1 or fetch.waited)
         measured = (1, 0, 0.0) if waited else (1, data.nbytes, seconds)
         for i, more in enumerate(measured):
             taken[i] += more
@@ -265,13 +273,31 @@ class Mover:
         self._moved[tier] = blocks + 1, nbytes + data.nbytes, before + seconds
         return True
 
+    def _found(self, load: _Load, name: Name) -> tuple[Tier, UInt8 | None]:
+        """A block in this engine's own tiers; else PEER."""
+        if load.what.prefill is not None:
+            return Tier.PEER, None
+        data = None if self._ram is None else self._ram.find(name)
+        if data is not None:
+            return Tier.RAM, data
+        if self._disk is not None and self._disk.load(name, self._buffer):
+            return Tier.DISK, self._buffer
+        return Tier.PEER, None
+
     def _fetched(self, load: _Load) -> UInt8 | None:
         """The next block from a peer, where one is there; else it may have been asked for now."""
         if self.peers is None:
             return None
-        if load.fetch is None or load.fetch.complete:
-            load.fetch = self.peers.fetch(load.what.names[load.count :])
+        prefill = load.what.prefill
+        if load.fetch is None or (load.fetch.complete and prefill is None):
+            names = load.what.names[load.count :]
+            if prefill is None:
+                load.fetch = self.peers.fetch(names)
+            else:
+                load.fetch = self.peers.prefill(names, prefill)
             load.fetched = monotonic()
+            return None
+        if load.fetch.complete:  # the prompt was longer than what is asked for at a time
             return None
         data = load.fetch.take()
         return None if data is None else np.frombuffer(data, np.uint8)

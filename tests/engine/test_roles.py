@@ -1,0 +1,116 @@
+"""Disaggregated prefill between real servers: one computes long prompts, another one answers them,
+and the answers are a quiet run's, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from helpers.real_server import RealServer
+
+from tidemill.transfer.link import KEY_VARIABLE
+
+FLAGS = ("--threads", "1", "--database", "none")
+KEY = {KEY_VARIABLE: "a secret of these tests"}
+STREAMS, PROMPTS = 4, 4
+
+
+def _address() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+@contextmanager
+def _pair() -> Iterator[tuple[RealServer, RealServer]]:
+    """One that computes prompts, and one that gives it prompts."""
+    there = _address()
+    with (
+        RealServer(*FLAGS, "--role", "prefill", "--kv-listen", there, environment=KEY) as one,
+        RealServer(*FLAGS, "--role", "decode", "--kv-peers", there, environment=KEY) as two,
+    ):
+        yield one, two
+
+
+def _stream(server: RealServer, number: int) -> str:
+    """The text of a long answer."""
+    body = {
+        "model": "brook", "prompt": f"Story {number}: ", "stream": True, "seed": number,
+        "max_tokens": 1200, "ignore_eos": True, "temperature": 0.9,
+    }  # fmt: skip
+    text = ""
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                text += "".join(choice["text"] for choice in event["choices"])
+    return text
+
+
+def _answer(server: RealServer, name: str) -> tuple[str, int]:
+    """The answer to a long prompt, and how much of that was not computed there."""
+    prompt = f"{name} " + "The river runs to the sea, and the mill turns. " * 40
+    found: dict[str, Any] = server.complete(
+        model="brook", prompt=prompt, max_tokens=24, ignore_eos=True, seed=1, temperature=0.8
+    )
+    cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found["choices"][0]["text"], cached
+
+
+def _remote(server: RealServer, outcome: str = "whole") -> float:
+    """Prompts of a server that another one was given."""
+    for line in server.http.get("/metrics").text.split("\n"):
+        if line.startswith("tidemill_remote_prefills_total") and f'"{outcome}"' in line:
+            return float(line.split()[-1])
+    return 0.0
+
+
+def _ready(server: RealServer) -> None:
+    until = time.monotonic() + 60
+    while server.http.get("/readyz").status_code != 200:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_prompts_are_computed_by_another_server_whatever_is_killed() -> None:
+    with _pair() as (one, two), ThreadPoolExecutor(STREAMS + PROMPTS) as threads:
+        assert two.http.get("/admin/engines").json()["engines"][0]["role"] == "decode"
+        assert one.http.get("/load").json()["models"]["brook"]["role"] == "prefill"
+        for server in (one, two):  # what it takes is known
+            for number in range(4):
+                _answer(server, f"learn {number}")
+        quiet = list(threads.map(lambda number: _stream(two, number), range(STREAMS)))
+
+        # Streams run; what prompts would make them wait counts.
+        running = [threads.submit(_stream, two, number) for number in range(STREAMS)]
+        got = list(threads.map(lambda i: _answer(two, f"first {i}"), range(PROMPTS)))
+        assert [one.result() for one in running] == quiet
+        assert _remote(two) > 0
+        assert max(cached for _, cached in got) > 300
+        assert [text for text, _ in got] == [_answer(one, f"first {i}")[0] for i in range(PROMPTS)]
+
+        # The engine that computes prompts dies: they are computed here.
+        running = [threads.submit(_stream, two, number) for number in range(STREAMS)]
+        asked = [threads.submit(_answer, two, f"second {i}") for i in range(PROMPTS)]
+        time.sleep(0.05)
+        one.engine().kill()
+        got = [each.result() for each in asked]
+        assert [one.result() for one in running] == quiet
+        _ready(one)
+        assert [text for text, _ in got] == [_answer(one, f"second {i}")[0] for i in range(PROMPTS)]
+
+        # The engine that answers dies: it is replaced, and goes on.
+        running = [threads.submit(_stream, two, number) for number in range(STREAMS)]
+        asked = [threads.submit(_answer, two, f"third {i}") for i in range(PROMPTS)]
+        time.sleep(0.05)
+        two.engine().kill()
+        got = [each.result() for each in asked]
+        assert [one.result() for one in running] == quiet
+        assert [text for text, _ in got] == [_answer(one, f"third {i}")[0] for i in range(PROMPTS)]
