@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tidemill.cli import main
+from tidemill.loading.locate import bundled_models
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +28,13 @@ def document(*arguments: str, stdin: str = "", code: int = 0) -> Any:
 
 def test_the_library() -> None:
     made = document("create", "pirate", "--from", "brook", "--system", "You are a pirate.")
-    assert made["name"] == "pirate" and made["base"] == "brook" and len(made["digest"]) == 64
-    pulled = document("pull", made["referenced"] or "brook", "--as", "other")
+    assert (
+        made["name"] == "pirate"
+        and made["referenced"] is None
+        and made["base"] == "brook"
+        and len(made["digest"]) == 64
+    )
+    pulled = document("pull", str(bundled_models()["brook"]), "--as", "other")
     assert pulled["name"] == "other" and pulled["bytes"] > 1_000_000
     listed = {one["name"]: one for one in document("list")["models"]}
     assert {"pirate", "other", "brook"} <= listed.keys()

@@ -71,7 +71,7 @@ def test_the_life_of_a_model(call: Call, tmp_path: Path) -> None:
     assert "pirate@2 is pirate now, too" in call("cp", "pirate", "pirate@2")
     listed = call("list").splitlines()
     assert re.match(r"model +id +from +size +added$", listed[0])
-    assert re.match(r"pirate +[0-9a-f]{12} +library, referenced +8\.\d MiB +2\d", listed[1])
+    assert re.match(r"pirate +[0-9a-f]{12} +library +8\.\d MiB +2\d", listed[1])
     assert listed[2].startswith("pirate@2 ") and re.match(r"brook +bundled", listed[3])
     assert call("rm", "pirate", "pirate@2").count("removed pirate") == 2
     assert len(call("list").splitlines()) == 2

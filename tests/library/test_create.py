@@ -147,7 +147,12 @@ def test_from_a_bundled_model_and_on(library: Library) -> None:
     brook = bundled_models()["brook"]
     first = Recipe("brook", Definition(system="A", sampling={"top_k": 5, "seed": 1}))
     one = create("one", first, library)
-    assert one.path == brook and one.manifest.source == one.manifest.base == "brook"
+    assert one.manifest.source == one.manifest.base == "brook"
+    # Another environment may have another brook, or this one be removed.
+    files = {path.name: path.resolve() for path in one.path.iterdir()}
+    assert all(path.is_relative_to(library.blobs.folder.resolve()) for path in files.values())
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert files[name].read_bytes() == (brook / name).read_bytes()
     two = create("two@1", Recipe("one", Definition(sampling={"seed": 2})), library)
     assert two.definition == Definition(system="A", sampling={"top_k": 5, "seed": 2})
     assert locate("two", library=library).definition == two.definition

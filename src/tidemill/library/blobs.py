@@ -75,6 +75,19 @@ class Blobs:
         os.replace(file, self.path(sha256))
         sync_folder(self.folder)
 
+    def copied(self, file: StoredFile) -> StoredFile:
+        """A referenced file, whose digest is known, as a blob."""
+        assert file.at is not None
+        if not self.has(file.sha256):
+            self.partial.mkdir(parents=True, exist_ok=True)
+            copy = self.partial / f"copy-{os.urandom(8).hex()}"
+            try:
+                shutil.copyfile(file.at, copy)
+                self.keep(copy, file.sha256)
+            finally:
+                copy.unlink(missing_ok=True)
+        return msgspec.structs.replace(file, at=None, mtime_ns=None)
+
     def view(self, files: Sequence[StoredFile]) -> Path:
         """The folder of links to a model's files; made if it is not there.
 

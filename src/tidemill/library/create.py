@@ -127,9 +127,9 @@ def _base(text: str, library: Library, pulling: Pulling) -> tuple[Found, Manifes
     bundled = bundled_models().get(text)
     if bundled is not None:
         found = pull_path(bundled, pulling)
-        # An update of the package writes its files anew.
-        files = tuple(msgspec.structs.replace(file, mtime_ns=None) for file in found.files)
-        return Found(text, text, files, found.entry, found.root), None
+        # An update of Tidemill may bring another one, or be another environment.
+        files = tuple(library.blobs.copied(file) for file in found.files)
+        return Found(text, text, files, found.entry), None
     base = library.find(text)
     if base is None:
         return find_files(text, pulling), None
