@@ -117,8 +117,8 @@ def _of_flags(
     return Recipe(base, definition, licence, notes)
 
 
-def check_adapters(base: Path, adapters: tuple[str, ...]) -> None:
-    """Raise for adapters that cannot be used with the model at a path."""
+def check_adapters(name: str, base: Path, adapters: tuple[str, ...]) -> None:
+    """Raise for adapters that cannot be used with the model of a name, at a path."""
     from tidemill.base.errors import TidemillError
     from tidemill.loading.adapters.source import open_adapter
     from tidemill.loading.checkpoint import open_model
@@ -128,7 +128,7 @@ def check_adapters(base: Path, adapters: tuple[str, ...]) -> None:
         try:
             open_adapter(Path(path), model)
         except TidemillError as error:
-            message = f"the adapter {path} cannot be used with {base}: {error.message}"
+            message = f"the adapter {path} cannot be used with {name}: {error.message}"
             raise TidemillError(error.kind, message, param=error.param) from None
 
 

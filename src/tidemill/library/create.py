@@ -26,8 +26,8 @@ from tidemill.loading.locate import bundled_models
 Rewrite = Callable[[Path, Path, Reporter], None]
 """Writes the model at the first path to the second one, which ends in ``.gguf``; `reporter.check`
 raises when it shall stop."""
-Check = Callable[[Path, tuple[str, ...]], None]
-"""Raises where the adapters at these paths do not fit the model at the first path."""
+Check = Callable[[str, Path, tuple[str, ...]], None]
+"""Raises where the adapters at these paths do not fit the model of a name, at the first path."""
 
 
 def create(
@@ -76,7 +76,7 @@ def create(
         if base is not None:
             definition, adapter = _over(base, definition, adapter)
         if check is not None and recipe.definition.adapters:
-            check(library.path(as_manifest(found)), recipe.definition.adapters)
+            check(found.name, library.path(as_manifest(found)), recipe.definition.adapters)
         entry = library.add(
             Manifest(
                 name=str(parsed),
