@@ -255,6 +255,7 @@ void bind_executor(nb::module_& m) {
              e.build(config, source_of(embedding), source_of(inputs));
            })
       .def("join", &Executor::join, "descriptor"_a, "rank"_a, "ranks"_a)
+      .def("join_chain", &Executor::join_chain, "from_"_a, "to"_a, "stage"_a, "stages"_a)
       .def("fail_group", &Executor::fail_group)
       .def("weight_bytes", &Executor::weight_bytes)
       .def("kv_bytes", &Executor::kv_bytes)

@@ -7,6 +7,7 @@ set(TIDEMILL_CORE_SOURCES
   runtime/latch.cpp
   runtime/prefault.cpp
   runtime/profile.cpp
+  runtime/stage.cpp
   runtime/threadpool.cpp
   memory/cache.cpp
   memory/memory.cpp

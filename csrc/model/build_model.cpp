@@ -297,9 +297,12 @@ DecoderModel build_model(const WeightStore& weights, const ModelConfig& config,
       throw internal_error("layer " + std::to_string(l) + " reads K and V that are not there");
     }
   }
-  const int64_t rows = config.embedding >= 0 ? m.shard.part(m.vocab) : m.vocab;
-  m.embedding = builder.embedding(config.embedding, config.embedding_type, rows, m.hidden,
-                                  embedding, "embed.weight");
+  m.embeds = config.stage == 0;
+  if (m.embeds) {
+    const int64_t rows = config.embedding >= 0 ? m.shard.part(m.vocab) : m.vocab;
+    m.embedding = builder.embedding(config.embedding, config.embedding_type, rows, m.hidden,
+                                    embedding, "embed.weight");
+  }
   m.inputs = builder.layer_inputs(config.inputs, static_cast<int64_t>(m.layers.size()), inputs);
   if (config.positions >= 0) {
     m.positions = &builder.matrix(config.positions);

@@ -160,6 +160,8 @@ END
 STRUCT(ModelConfig)
 FIELD(rank, 0, int)   // this process computes the part of this rank of a model of `ranks` parts: its
 FIELD(ranks, 1, int)  // matrices and heads are those of the part, all other sizes the model's
+FIELD(stage, 0, int)   // this process computes these of the model's layers (runtime/stage.h), the first one
+FIELD(stages, 1, int)  // also the embedding and the output; what another computes is not described
 FIELD(vocab, 0, int64_t)
 FIELD(hidden, 0, int64_t)
 FIELD(max_positions, 0, int64_t)

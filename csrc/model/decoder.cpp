@@ -24,9 +24,10 @@ Part attention_part(const DecoderLayer& layer) {
 }  // namespace
 
 Decoder::Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
-                 std::function<bool()> cancelled, Group* group)
+                 std::function<bool()> cancelled, Group* group, Stage* stage)
     : model_(model),
       packed_(packed),
+      stage_(stage),
       cancelled_(std::move(cancelled)),
       context_(kernels, pool, model, group),
       stream_(context_),
@@ -88,8 +89,13 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
   const auto layers = static_cast<int64_t>(model_.layers.size());
   const LayerSlice slice = step.slice ? step.slice : LayerSlice{-1, 0, layers};
   begin(step, cache);
-  wait_until_packed(model_.embedding_packed_needed);
-  embed(token_ids, step.rows() - (slice.begin > 0));  // rows that start at the first layer
+  if (model_.embeds) {
+    wait_until_packed(model_.embedding_packed_needed);
+    embed(token_ids, step.rows() - (slice.begin > 0));  // rows that start at the first layer
+  } else {
+    compute_rows(step.rows());
+    receive();
+  }
   for (int64_t l = 0; l < layers; ++l) {
     check_cancelled();
     if (l == slice.begin && l > 0) {
@@ -106,6 +112,34 @@ void Decoder::forward(const StepInput& step, const std::vector<int32_t>& token_i
   }
   stream_.apply();
   keep_hidden(layers);
+  if (stage_ != nullptr) send();
+}
+
+void Decoder::receive() {
+  const ProfiledPart part(context_.pool.profile(), Part::AwaitStage);
+  const StepInput& step = *context_.step;
+  stage_->receive(step.step_id, step.tokens(), model_.hidden, [&](int64_t i) { return stream_.row(i); });
+}
+
+// The next stage computes all tokens; the first one needs those that results are computed of.
+void Decoder::send() {
+  const ProfiledPart part(context_.pool.profile(), Part::AwaitStage);
+  const StepInput& step = *context_.step;
+  const std::vector<int64_t> tokens = stage_->last() ? step.result_tokens() : std::vector<int64_t>{};
+  const int64_t count = stage_->last() ? static_cast<int64_t>(tokens.size()) : step.tokens();
+  stage_->send(step.step_id, count, model_.hidden, [&](int64_t i) {
+    return stream_.row(stage_->last() ? tokens[static_cast<size_t>(i)] : i);
+  });
+}
+
+void Decoder::receive_results(const StepInput& step, KvCache& cache) {
+  const ProfiledPart part(context_.pool.profile(), Part::AwaitStage);
+  context_.begin(step, cache);
+  stream_.begin(step.tokens());
+  context_.tokens = step.tokens();
+  const std::vector<int64_t> tokens = step.result_tokens();
+  stage_->receive(step.step_id, static_cast<int64_t>(tokens.size()), model_.hidden,
+                  [&](int64_t i) { return stream_.row(tokens[static_cast<size_t>(i)]); });
 }
 
 bool Decoder::skipped(int64_t l) const {

@@ -18,6 +18,7 @@
 #include "model/step_context.h"
 #include "model/step_kv.h"
 #include "runtime/latch.h"
+#include "runtime/stage.h"
 #include "runtime/step.h"
 
 namespace tidemill {
@@ -26,14 +27,19 @@ namespace tidemill {
 class Decoder {
  public:
   // `packed` counts the packed matrices. `cancelled` is polled between phases; if it returns true, the
-  // step ends with Error (Unavailable). `group`: see StepContext.
+  // step ends with Error (Unavailable). `group`: see StepContext. `stage`: of the chain of processes that
+  // compute the layers one part after the other; null: this one computes all of them.
   Decoder(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
-          std::function<bool()> cancelled, Group* group);
+          std::function<bool()> cancelled, Group* group, Stage* stage);
 
   // Total seconds spent waiting for matrices to be packed.
   double packing_wait_seconds() const { return packing_wait_seconds_; }
-  // Computes all tokens of the step (token_ids are real ids) and writes K and V into `cache`.
+  // Computes all tokens of the step (token_ids are real ids) and writes K and V into `cache`. A stage computes
+  // its layers, of what the one before left, and sends on what they leave.
   void forward(const StepInput& step, const std::vector<int32_t>& token_ids, KvCache& cache);
+  // For stage 0, of a step whose `forward` is done: receives what the last stage left, which `hidden` and
+  // `logits` then read. Another step's `forward` may have run between.
+  void receive_results(const StepInput& step, KvCache& cache);
   // Final hidden states of `count` tokens: out [count, hidden].
   void hidden(const int64_t* tokens, int64_t count, float* out);
   // x in front of the step's hidden_layers, for its hidden_tokens: [layers, tokens, hidden].
@@ -51,6 +57,8 @@ class Decoder {
   bool skipped(int64_t l) const;
   // The layer computed after layer l; the number of layers after the last one.
   size_t layer_after(size_t l) const;
+  void receive();
+  void send();
   void embed(const std::vector<int32_t>& token_ids, int64_t rows);
   void run_layer(size_t l);
   // Runs the mixers of layer l; their outputs are pending then.
@@ -67,6 +75,7 @@ class Decoder {
 
   DecoderModel& model_;
   Latch& packed_;
+  Stage* const stage_;
   std::function<bool()> cancelled_;
   double packing_wait_seconds_ = 0;
   StepContext context_;

@@ -116,6 +116,7 @@ struct LayerInputs {
 
 struct DecoderModel {
   Shard shard;
+  bool embeds = true;  // a stage that is not the first has neither embedding nor output
   int64_t vocab = 0, hidden = 0, max_positions = 0;
   float norm_eps = 0;
   bool layer_norms = false;  // else RMS norms

@@ -8,14 +8,15 @@ namespace tidemill {
 
 namespace {
 
-bool waits(Part part) { return part == Part::AwaitWeights || part == Part::AwaitMasks; }
+bool waits(Part part) { return part >= Part::AwaitWeights; }
 
 }  // namespace
 
 const char* name_of(Part part) {
   static constexpr const char* kNames[kParts] = {
       "other", "embedding", "attention", "window_attention", "latent_attention", "recurrent",
-      "feed_forward", "experts", "layer_inputs", "head", "sampling", "await_weights", "await_masks"};
+      "feed_forward", "experts", "layer_inputs", "head", "sampling", "await_weights", "await_masks",
+      "await_stage"};
   return kNames[static_cast<size_t>(part)];
 }
 
@@ -48,7 +49,7 @@ void Profile::end_step() {
   const int64_t at = ticks();
   charge_between(at);
   driver_.store({});
-  ++steps;
+  steps += step_rows_ > 0;  // the second part of a step that another process goes on with has none
   rows += step_rows_;
   tokens += step_tokens_;
   step_ticks += at - step_begun_;

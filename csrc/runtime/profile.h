@@ -16,9 +16,9 @@ namespace tidemill {
 // Parts of a step. Other: whatever is in none of them.
 enum class Part : uint8_t {
   Other, Embedding, Attention, WindowAttention, LatentAttention, Recurrent, FeedForward, Experts,
-  LayerInputs, Head, Sampling, AwaitWeights, AwaitMasks
+  LayerInputs, Head, Sampling, AwaitWeights, AwaitMasks, AwaitStage
 };
-constexpr int kParts = 13;
+constexpr int kParts = 14;
 const char* name_of(Part part);
 
 // What a loop computes. Between: no loop, one thread works (or waits, in a part that says so).

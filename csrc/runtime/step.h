@@ -114,6 +114,17 @@ struct StepInput {
     }
     return tokens;
   }
+  // Tokens whose final hidden states results are computed of, ascending: those, and all with logits.
+  std::vector<int64_t> result_tokens() const {
+    std::vector<int64_t> tokens;
+    for (size_t r = 0; r < logits.size(); ++r) {
+      const uint8_t of_hidden = hidden.empty() ? kHiddenNone : hidden[r];
+      if (logits[r] == kLogitsNone && of_hidden == kHiddenNone) continue;
+      const bool all = logits[r] == kLogitsAll || of_hidden == kHiddenAll;
+      for (int64_t t = all ? row_start[r] : first_sampled(r); t < row_start[r + 1]; ++t) tokens.push_back(t);
+    }
+    return tokens;
+  }
 };
 
 // Log-probabilities of `chosen.size()` tokens; ids and values are [that, width].

@@ -39,11 +39,20 @@ void Executor::join(int descriptor, int rank, int ranks) {
 
 void Executor::fail_group() {
   if (group_) group_->fail();
+  if (stage_) stage_->fail();
+}
+
+void Executor::join_chain(int from, int to, int stage, int stages) {
+  if (runner_ || group_ || stage_) throw internal_error("a chain is joined once, before the model is built");
+  stage_ = std::make_unique<Stage>(from, to, stage, stages);
 }
 
 void Executor::build(const ModelConfig& config, EmbeddingSource embedding, EmbeddingSource inputs) {
   if (runner_) throw internal_error("the model is built already");
   if (config.ranks != (group_ ? group_->ranks() : 1)) throw internal_error("a shard without its group");
+  if (config.stage != (stage_ ? stage_->index() : 0) || config.stages != (stage_ ? stage_->stages() : 1)) {
+    throw internal_error("a stage without its chain");
+  }
   model_ = build_model(weights_, config, embedding, inputs);
   const DecoderModel& m = model_;
   if (m.embedding.source != nullptr) weights_.count_mapped(embedding.bytes);
@@ -63,17 +72,41 @@ void Executor::build(const ModelConfig& config, EmbeddingSource embedding, Embed
   cache_.emplace(kernels_, static_cast<KvType>(config.kv_type), config.block_size,
                  std::move(groups), std::move(shapes), m.state_floats);
   runner_ = std::make_unique<StepRunner>(kernels_, pool_, model_, weights_.packed(),
-                                         [this] { return closed_.load(); }, group_.get());
-  queue_ = std::make_unique<StepQueue>([this](Step& step) {
-    std::lock_guard lock(running_);
-    const ProfiledStep profiled(pool_.profile(), step.input.rows(), step.input.tokens());
-    try {
-      return runner_->run(step.input, *cache_, step.masks);
-    } catch (...) {
-      fail_group();  // the other ranks no longer compute the same
-      throw;
-    }
-  });
+                                         [this] { return closed_.load(); }, group_.get(), stage_.get());
+  queue_ = std::make_unique<StepQueue>(runs());
+}
+
+template <class Body>
+auto Executor::run_alone(int64_t rows, int64_t tokens, Body&& body) {
+  std::lock_guard lock(running_);
+  const ProfiledStep profiled(pool_.profile(), rows, tokens);
+  try {
+    return body();
+  } catch (...) {
+    fail_group();  // the other processes no longer compute the same
+    throw;
+  }
+}
+
+StepQueue::Run Executor::runs() {
+  StepQueue::Run run;
+  if (!stage_ || !stage_->first()) {
+    run.finish = [this](Step& step) {
+      return run_alone(step.input.rows(), step.input.tokens(), [&] {
+        return runner_->finish(runner_->begin(step.input, *cache_), step.input, *cache_, step.masks);
+      });
+    };
+    return run;
+  }
+  run.begin = [this](Step& step) {
+    run_alone(step.input.rows(), step.input.tokens(),
+              [&] { step.begun = runner_->begin(step.input, *cache_); });
+  };
+  run.finish = [this](Step& step) {
+    return run_alone(0, 0, [&] { return runner_->finish(step.begun, step.input, *cache_, step.masks); });
+  };
+  run.ready = [this](int milliseconds) { return stage_->ready(milliseconds); };
+  return run;
 }
 
 KvCache& Executor::cache() const {
@@ -104,7 +137,7 @@ void Executor::retype_cache(int type) {
 std::shared_ptr<Step> Executor::submit(StepInput input) {
   check_open();
   const KvCache& kv = cache();
-  if (kv.bytes() == 0 && !model_.layers.empty()) throw internal_error("no KV cache is allocated");
+  if (kv.num_blocks(0) == 0 && kv.states().count() == 0 && !model_.layers.empty()) throw internal_error("no KV cache is allocated");
   if (!input.adapters.empty()) hold_adapters(input);
   const auto check = [&](const StepInput& step, const std::vector<uint8_t>* previous) {
     check_step(step, {model_.vocab, model_.max_positions,

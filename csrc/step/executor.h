@@ -15,6 +15,7 @@
 #include "model/weights.h"
 #include "runtime/group.h"
 #include "runtime/profile.h"
+#include "runtime/stage.h"
 #include "runtime/step.h"
 #include "runtime/threadpool.h"
 #include "step/queue.h"
@@ -32,7 +33,9 @@ class Executor {
   WeightStore& weights() { return weights_; }
   // Before `build`: this process is a rank of a group (runtime/group.h) that shares the descriptor's memory.
   void join(int descriptor, int rank, int ranks);
-  // Exchanges of the group's ranks end; their steps fail.
+  // Before `build`: this process is a stage of a chain (runtime/stage.h) that such sockets connect.
+  void join_chain(int from, int to, int stage, int stages);
+  // Exchanges of the group's ranks, or of the chain's stages, end; their steps fail.
   void fail_group();
   // Builds the model after its matrices are placed. Steps wait until the matrices they need are packed.
   // `embedding_source` (rows of embedding_type) must stay valid while the executor lives.
@@ -95,6 +98,10 @@ class Executor {
   KvCache& cache() const;
   void check_open() const;
   void hold_adapters(StepInput& step);
+  StepQueue::Run runs();
+  // Runs body while nothing else accesses the cache.
+  template <class Body>
+  auto run_alone(int64_t rows, int64_t tokens, Body&& body);
 
   const KernelTable& kernels_;
   ThreadPool pool_;
@@ -104,6 +111,7 @@ class Executor {
   std::mutex loading_adapters_;
   std::vector<std::shared_ptr<const Adapter>> adapters_;  // by slot
   std::unique_ptr<Group> group_;  // null: this process computes all of the model
+  std::unique_ptr<Stage> stage_;  // null: this process computes all layers
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Profile> profile_;
   std::mutex running_;  // held while a step runs or the cache is accessed from outside

@@ -86,30 +86,68 @@ void StepQueue::close() {
 }
 
 void StepQueue::drive() {
+  std::deque<std::shared_ptr<Step>> begun;
   for (;;) {
-    std::shared_ptr<Step> step;
-    {
-      std::unique_lock lock(mutex_);
-      work_.wait(lock, [&] { return closed() || !queue_.empty(); });
-      if (queue_.empty()) return;
-      step = std::move(queue_.front());
-      queue_.pop_front();
+    std::shared_ptr<Step> step = begun.empty() ? next(true) : next_beside(*begun.back());
+    if (step != nullptr) {
+      begin(*step);
+      begun.push_back(std::move(step));
+      continue;
     }
-    execute(*step);
+    if (begun.empty()) return;
+    finish(*begun.front());
+    begun.pop_front();
   }
 }
 
-void StepQueue::execute(Step& step) {
+std::shared_ptr<Step> StepQueue::next(bool wait) {
+  std::unique_lock lock(mutex_);
+  if (wait) work_.wait(lock, [&] { return closed() || !queue_.empty(); });
+  if (queue_.empty()) return nullptr;
+  std::shared_ptr<Step> step = std::move(queue_.front());
+  queue_.pop_front();
+  return step;
+}
+
+std::shared_ptr<Step> StepQueue::next_beside(const Step& begun) {
+  // Short, because what is submitted meanwhile should begin at once.
+  constexpr int kMilliseconds = 1;
+  if (!run_.ready || begun.error_) return nullptr;
+  while (!closed()) {
+    const bool ready = run_.ready(0);
+    {
+      std::lock_guard lock(mutex_);
+      if (!queue_.empty()) {
+        if (queue_.front()->takes_tokens()) return nullptr;
+        break;
+      }
+    }
+    if (ready || run_.ready(kMilliseconds)) return nullptr;
+  }
+  return next(false);
+}
+
+void StepQueue::begin(Step& step) {
+  if (step.previous_ != nullptr) step.error_ = step.previous_->error_;  // it ran on this thread
+  if (step.error_) return;
+  try {
+    if (closed()) throw closed_error();
+    const std::chrono::duration<double> queued = std::chrono::steady_clock::now() - step.submitted_;
+    step.queued_ = queued.count();
+    if (run_.begin) run_.begin(step);
+  } catch (...) {
+    step.error_ = std::current_exception();
+  }
+}
+
+void StepQueue::finish(Step& step) {
   StepOutput output;
-  std::exception_ptr error;
-  if (step.previous_ != nullptr) error = step.previous_->error_;  // it ran on this thread, so its error is set
+  std::exception_ptr error = step.error_;
+  if (!error && step.previous_ != nullptr) error = step.previous_->error_;
   if (!error) {
     try {
-      if (closed()) throw closed_error();
-      const std::chrono::duration<double> queued =
-          std::chrono::steady_clock::now() - step.submitted_;
-      output = run_(step);
-      output.seconds[0] = queued.count();
+      output = run_.finish(step);
+      output.seconds[0] = step.queued_;
     } catch (...) {
       error = std::current_exception();
     }

@@ -1,9 +1,9 @@
 // Submitted steps and the thread that runs them.
 //
 // At most two steps are outstanding (submitted, result not taken). They run in order. If a step fails,
-// steps submitted while it was outstanding fail too, because they depend on its tokens.
-// computed stands on its tokens.
+// steps submitted while it was outstanding fail too, because they may depend on its tokens.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -18,6 +18,7 @@
 
 #include "runtime/step.h"
 #include "step/mask_board.h"
+#include "step/run.h"
 
 namespace tidemill {
 
@@ -26,6 +27,10 @@ class Step {
   Step(StepInput step_input, int64_t vocab)
       : input(std::move(step_input)), masks(input, vocab) {}
 
+  // Whether it takes a token that the step before samples.
+  bool takes_tokens() const {
+    return std::any_of(input.token_ids.begin(), input.token_ids.end(), [](int32_t id) { return id < 0; });
+  }
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Waits at most this many seconds; returns whether the step is done.
   bool wait(double seconds);
@@ -35,6 +40,7 @@ class Step {
   void release() { released_.store(true); }
 
   const StepInput input;
+  StepRunner::Begun begun;  // by StepQueue::Run::begin
   MaskBoard masks;
 
  private:
@@ -43,6 +49,7 @@ class Step {
 
   std::chrono::steady_clock::time_point submitted_ = std::chrono::steady_clock::now();
   std::shared_ptr<Step> previous_;  // outstanding when this one was submitted
+  double queued_ = 0;
   std::mutex mutex_;
   std::condition_variable finished_;
   StepOutput output_;
@@ -53,9 +60,15 @@ class Step {
 
 class StepQueue {
  public:
-  using Run = std::function<StepOutput(Step&)>;
+  // What computes steps, on the driver thread. A step is begun, and then finished before those after it.
+  struct Run {
+    std::function<void(Step&)> begin;  // null: nothing to do before `finish`
+    std::function<StepOutput(Step&)> finish;
+    // Waits at most so many milliseconds until `finish` of the step begun first need not wait for another
+    // process. Null: no other is waited for, so that no step begins before the one in front of it is finished.
+    std::function<bool(int)> ready;
+  };
 
-  // `run` computes a step on the driver thread.
   explicit StepQueue(Run run);
   ~StepQueue() { close(); }
 
@@ -72,7 +85,11 @@ class StepQueue {
 
  private:
   void drive();
-  void execute(Step& step);
+  std::shared_ptr<Step> next(bool wait);
+  // The step to begin while the one begun last waits for another process; null: there is none.
+  std::shared_ptr<Step> next_beside(const Step& begun);
+  void begin(Step& step);
+  void finish(Step& step);
   void prune();
 
   Run run_;

@@ -29,34 +29,40 @@ bool wants_target(const StepInput& step, size_t row, int64_t token) {
 }  // namespace
 
 StepRunner::StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model,
-                       Latch& packed, std::function<bool()> cancelled, Group* group)
+                       Latch& packed, std::function<bool()> cancelled, Group* group, Stage* stage)
     : kernels_(kernels),
       pool_(pool),
       model_(model),
       group_(group),
-      decoder_(kernels, pool, model, packed, std::move(cancelled), group) {
+      stage_(stage),
+      decoder_(kernels, pool, model, packed, std::move(cancelled), group, stage) {
   for (int t = 0; t < pool.threads(); ++t) {
     samplers_.push_back(std::make_unique<Sampler>(model.vocab));
   }
 }
 
-StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& masks) {
-  const auto start = std::chrono::steady_clock::now();
-  const double packing_wait_seconds = decoder_.packing_wait_seconds();
-  StepOutput out;
-  inherited_.assign(static_cast<size_t>(step.rows()), 0);
-  if (leads()) resolve(step);
-  if (group_ != nullptr) group_->broadcast(pool_, token_ids_);
-  previous_.clear();
+StepRunner::Begun StepRunner::begin(const StepInput& step, KvCache& cache) {
+  Begun begun{step.token_ids, std::vector<int32_t>(static_cast<size_t>(step.rows()), 0),
+              std::chrono::steady_clock::now(), decoder_.packing_wait_seconds()};
+  if (leads() && model_.embeds) resolve(step, begun);
+  if (group_ != nullptr) group_->broadcast(pool_, begun.token_ids);
   for (size_t g = 0; g < step.copies.size(); ++g) {
     cache.copy(static_cast<int64_t>(g), step.copies[g].values.data(), step.copies[g].rows);
   }
   cache.states().begin(step);
-  decoder_.forward(step, token_ids_, cache);
+  decoder_.forward(step, begun.token_ids, cache);
   cache.states().commit(step);
+  return begun;
+}
+
+StepOutput StepRunner::finish(const Begun& begun, const StepInput& step, KvCache& cache, MaskBoard& masks) {
+  StepOutput out;
+  previous_.clear();
+  if (!model_.embeds) return out;  // stage 0 has the results
+  if (stage_ != nullptr) decoder_.receive_results(step, cache);
   compute_hidden(step, out);
   compute_others(step, out);
-  plan_sampling(step);
+  plan_sampling(begun, step);
   std::vector<int64_t> tokens;
   for (const Pending& p : pending_) {
     const int64_t first = step.first_sampled(static_cast<size_t>(p.row));
@@ -64,13 +70,13 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
   }
   const auto count = static_cast<int64_t>(tokens.size());
   if (count > 0) decoder_.logits(tokens.data(), count, sample_logits_.ensure(count * model_.vocab));
-  const double computing = seconds_since(start);
+  const double computing = seconds_since(begun.start);
   if (!leads()) return out;
   sample_all(step, masks, out);
-  out.seconds[3] = seconds_since(start);
+  out.seconds[3] = seconds_since(begun.start);
   out.seconds[2] = out.seconds[3] - computing;
   // Waiting for packing is not part of a step's cost.
-  out.seconds[1] = computing - (decoder_.packing_wait_seconds() - packing_wait_seconds);
+  out.seconds[1] = computing - (decoder_.packing_wait_seconds() - begun.packing_wait_seconds);
 
   previous_.assign(static_cast<size_t>(step.rows()), kNothing);
   for (const Pending& p : pending_) {
@@ -82,24 +88,23 @@ StepOutput StepRunner::run(const StepInput& step, KvCache& cache, MaskBoard& mas
 
 // Replaces FUTURE inputs with tokens sampled in the meantime. A row whose predecessor got no token
 // inherits its failure code; it is computed with token 0, and the result is discarded.
-void StepRunner::resolve(const StepInput& step) {
-  token_ids_ = step.token_ids;
-  for (size_t r = 0; r < inherited_.size(); ++r) {
+void StepRunner::resolve(const StepInput& step, Begun& begun) const {
+  for (size_t r = 0; r < begun.inherited.size(); ++r) {
     for (int32_t t = step.row_start[r]; t < step.row_start[r + 1]; ++t) {
-      int32_t& token = token_ids_[static_cast<size_t>(t)];
+      int32_t& token = begun.token_ids[static_cast<size_t>(t)];
       if (token >= 0) continue;
       const auto source = static_cast<size_t>(-1 - static_cast<int64_t>(token));
       if (source >= previous_.size() || previous_[source] == kNothing) {
         throw internal_error("token_ids: the step before sampled no token for row " +
                              std::to_string(source), "token_ids");
       }
-      if (previous_[source] < 0) inherited_[r] = previous_[source];
+      if (previous_[source] < 0) begun.inherited[r] = previous_[source];
       token = std::max(0, previous_[source]);
     }
   }
 }
 
-void StepRunner::plan_sampling(const StepInput& step) {
+void StepRunner::plan_sampling(const Begun& begun, const StepInput& step) {
   pending_.clear();
   int64_t first = 0;
   for (size_t r = 0; r < static_cast<size_t>(step.rows()); ++r) {
@@ -107,7 +112,7 @@ void StepRunner::plan_sampling(const StepInput& step) {
     const auto last = static_cast<size_t>(step.row_start[r + 1]) - 1;
     const bool future = step.token_ids[last] < 0;
     pending_.push_back({static_cast<int64_t>(r), first, step.positions(r),
-                        future ? token_ids_[last] : -1, inherited_[r]});
+                        future ? begun.token_ids[last] : -1, begun.inherited[r]});
     first += step.positions(r);
   }
 }

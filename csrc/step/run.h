@@ -1,5 +1,6 @@
 // Runs one step from token ids to sampled tokens.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,6 +11,7 @@
 #include "memory/memory.h"
 #include "model/decoder.h"
 #include "runtime/group.h"
+#include "runtime/stage.h"
 #include "runtime/step.h"
 #include "runtime/threadpool.h"
 #include "sample/sampler.h"
@@ -21,11 +23,20 @@ class StepRunner {
  public:
   // See Decoder. Of a group, the leader samples.
   StepRunner(const KernelTable& kernels, ThreadPool& pool, DecoderModel& model, Latch& packed,
-             std::function<bool()> cancelled, Group* group = nullptr);
+             std::function<bool()> cancelled, Group* group = nullptr, Stage* stage = nullptr);
 
-  // Computes the step and remembers the tokens its rows sampled for the next one; after an exception it
-  // remembers none.
-  StepOutput run(const StepInput& step, KvCache& cache, MaskBoard& masks);
+  // A step whose layers were computed, in this process, and whose results are not.
+  struct Begun {
+    std::vector<int32_t> token_ids{};  // real ones
+    std::vector<int32_t> inherited{};  // per row: failure code of the row whose token it takes, or 0
+    std::chrono::steady_clock::time_point start{};
+    double packing_wait_seconds = 0;  // of all steps before
+  };
+  // Computes the step's layers.
+  Begun begin(const StepInput& step, KvCache& cache);
+  // Computes its results and remembers the tokens its rows sampled for the next one; after an exception it
+  // remembers none. Of stages, the first may have begun another step, which takes no token of this one.
+  StepOutput finish(const Begun& begun, const StepInput& step, KvCache& cache, MaskBoard& masks);
 
  private:
   // What sampling a row needs in addition to SamplingInput. Its positions are sampled in order, as long as
@@ -40,8 +51,8 @@ class StepRunner {
   };
 
   bool leads() const { return group_ == nullptr || group_->leads(); }
-  void resolve(const StepInput& step);
-  void plan_sampling(const StepInput& step);
+  void resolve(const StepInput& step, Begun& begun) const;
+  void plan_sampling(const Begun& begun, const StepInput& step);
   void compute_hidden(const StepInput& step, StepOutput& out);
   void compute_others(const StepInput& step, StepOutput& out);
   void sample_all(const StepInput& step, MaskBoard& masks, StepOutput& out);
@@ -55,10 +66,9 @@ class StepRunner {
   ThreadPool& pool_;
   DecoderModel& model_;
   Group* const group_;
+  Stage* const stage_;
   Decoder decoder_;
   std::vector<int32_t> previous_;  // per row of the last step: its token, or INT32_MIN for none
-  std::vector<int32_t> token_ids_;
-  std::vector<int32_t> inherited_;  // per row
   std::vector<Pending> pending_;    // per sampling row
   std::vector<size_t> ready_;       // of pending_: rows whose next mask has arrived
   std::vector<std::unique_ptr<Sampler>> samplers_;  // per thread

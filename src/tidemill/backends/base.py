@@ -48,6 +48,26 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """The part of a model that one process of a pipeline computes: some of its layers, one after the
+    other (docs/parallel.md). Stage 0 also has the embedding and the output.
+
+    Attributes:
+        index, stages: which, of how many; stage 0 prepares steps, samples and has results.
+        layers: which layers.
+        receives: descriptor of a stream socket, whose other end is the `sends` of the stage before,
+            and of stage 0 that of the last one.
+        sends: to the next stage; of the last one to stage 0.
+    """
+
+    index: int
+    stages: int
+    layers: range
+    receives: int
+    sends: int
+
+
+@dataclass(frozen=True, slots=True)
 class BackendOptions:
     """Resolved options of a backend.
 
@@ -61,7 +81,8 @@ class BackendOptions:
         threads: compute threads.
         isa: force an instruction set, or None.
         device: ``cpu`` or a torch device.
-        shard: the part of the model that this backend computes; None: all of it.
+        shard: the part of every layer that this backend computes; None: all of it.
+        stage: the layers that this backend computes; None: all of them.
     """
 
     dtype: str
@@ -73,6 +94,7 @@ class BackendOptions:
     isa: str | None = None
     device: str = "cpu"
     shard: Shard | None = None
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ Document = dict[str, Any]
 BAR = 24
 """Columns of the longest bar of the text."""
 
-WAITING_PARTS = ("await_weights", "await_masks")
+WAITING_PARTS = ("await_weights", "await_masks", "await_stage")
 """Parts of a step in which nothing is computed."""
 
 

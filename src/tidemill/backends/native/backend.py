@@ -126,6 +126,13 @@ class NativeBackend:
             in_file = read_in_file(names.EMBED, tensors[names.EMBED], spec, options.quantize)
             tensors = PartOfTensors(spec, tensors, shard, packs_embedding=not in_file)
             self._part = part_of_spec(spec, shard)
+        if (stage := options.stage) is not None:
+            from tidemill.backends.native.stages import TensorsOfStage, check_stages
+
+            check_stages(spec)
+            self._core.join_chain(stage.receives, stage.sends, stage.index, stage.stages)
+            tensors = TensorsOfStage(tensors, stage)
+            self.slices_layers = False
         builder = ModelBuilder(self._core, self._part, tensors, options, packed)
         builder.build()
         self._rows, self._kept = builder.rows, builder.kept

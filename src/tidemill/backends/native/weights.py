@@ -166,6 +166,7 @@ class ModelBuilder:
         self._options = options
         self._packed = packed
         self._layout = ""
+        self._first_layer = 0
         self._ropes: dict[Rope, int] = {}
         self._constants: dict[tuple[float, ...], int] = {}
         # Embeddings whose rows are read from the file.
@@ -191,10 +192,28 @@ class ModelBuilder:
         config.block_size = options.block_size
         if options.shard is not None:
             config.rank = options.shard.rank  # `ranks` is the spec's
+        layers = range(len(spec.layers))
+        if (stage := options.stage) is not None:
+            config.stage, config.stages, layers = stage.index, stage.stages, stage.layers
+        self._first_layer = layers.start
         groups = spec.cache_groups()
         config.layer_norms = spec.norm.kind == "layer"
         config.group_windows = [group.window or 0 for group in groups]
         # Matrices are laid out and packed in the order in which a step uses them.
+        if stage is None or stage.index == 0:
+            self._inputs(config)
+        group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
+        config.layers = [self._layer(i, group_of) for i in layers]
+        context = options.max_positions
+        config.ropes = [inverse_frequencies(rope, context) for rope in self._ropes]
+        config.rope_scales = [rope.attention_factor for rope in self._ropes]
+        config.norm_sums = bool(spec.layers) and spec.layers[0].sum_norm
+        if stage is None or stage.index == 0:
+            self._outputs(config)
+        self._core.build(config, self._sources[names.EMBED], self._sources[names.LAYER_INPUTS])
+
+    def _inputs(self, config: _core.ModelConfig) -> None:
+        spec = self._spec
         config.embedding_type = WEIGHT_TYPES[self._tensors[names.EMBED].dtype]
         config.embedding = self._embedding(names.EMBED)
         if spec.learned_positions:
@@ -203,14 +222,11 @@ class ModelBuilder:
             config.types = self._matrix(names.TYPES)
         if spec.layer_inputs is not None:
             config.inputs = self._layer_inputs(spec.layer_inputs)
-        group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        config.layers = [self._layer(i, group_of) for i in range(len(spec.layers))]
-        context = options.max_positions
-        config.ropes = [inverse_frequencies(rope, context) for rope in self._ropes]
-        config.rope_scales = [rope.attention_factor for rope in self._ropes]
         if spec.embed_norm:
             config.embed_norm = self._norm("embed_norm", spec.norm, spec.hidden_size)
-        config.norm_sums = bool(spec.layers) and spec.layers[0].sum_norm
+
+    def _outputs(self, config: _core.ModelConfig) -> None:
+        spec = self._spec
         if spec.last_norm:
             config.final_norm = self._norm("final_norm", spec.norm, spec.hidden_size)
         if spec.generates:
@@ -219,7 +235,6 @@ class ModelBuilder:
             config.lm_head.weight = config.embedding if tied else self._matrix(names.LM_HEAD)
             if spec.head_bias:
                 config.lm_head.bias = self._vector(names.LM_HEAD_BIAS)
-        self._core.build(config, self._sources[names.EMBED], self._sources[names.LAYER_INPUTS])
 
     def keep(self) -> None:
         """Store the packed matrices for the next start. All must be packed."""
@@ -254,6 +269,8 @@ class ModelBuilder:
         layout = [f"{self._core.isa} {self._options.dtype} {order}"]
         if (shard := self._options.shard) is not None:
             layout.append(f"rank {shard.rank} of {shard.ranks}")
+        if (stage := self._options.stage) is not None:
+            layout.append(f"layers {stage.layers[0]} to {stage.layers[-1]}")
         total = 0
         size = self._core.matrix_bytes
         for name, target, nbytes in packed_matrices(self._tensors, self._spec, self._options, size):
@@ -349,6 +366,8 @@ class ModelBuilder:
 
     def _attention(self, index: int, mixer: Attention, config: _core.LayerConfig) -> None:
         copy_fields(mixer, config)
+        if mixer.kv_layer is not None:
+            config.kv_layer = mixer.kv_layer - self._first_layer
         config.scale = mixer.score_scale
         if mixer.attention_temperature is not None:
             (
