@@ -137,7 +137,7 @@ void Executor::retype_cache(int type) {
 std::shared_ptr<Step> Executor::submit(StepInput input) {
   check_open();
   const KvCache& kv = cache();
-  if (kv.num_blocks(0) == 0 && kv.states().count() == 0 && !model_.layers.empty()) throw internal_error("no KV cache is allocated");
+  if (kv.num_blocks(0) == 0 && !model_.layers.empty()) throw internal_error("no KV cache is allocated");
   if (!input.adapters.empty()) hold_adapters(input);
   const auto check = [&](const StepInput& step, const std::vector<uint8_t>* previous) {
     check_step(step, {model_.vocab, model_.max_positions,

@@ -228,10 +228,19 @@ tidemill::StepInput input_of(int64_t id) {
 const auto no_check = [](const tidemill::StepInput&, const std::vector<uint8_t>*) {};
 
 // Steps run in order and keep their own results, including released and failing ones.
-void check_queue(int rounds) {
+// `beside`: a step may begin while the one before waits for another process.
+void check_queue(int rounds, bool beside) {
   tidemill::ThreadPool pool(3);
-  int64_t last = -1;  // used by the driver thread only
-  tidemill::StepQueue queue([&](tidemill::Step& step) {
+  int64_t begun = -1, last = -1;  // used by the driver thread only
+  tidemill::StepQueue::Run run;
+  if (beside) {
+    run.begin = [&](tidemill::Step& step) {
+      expect(step.input.step_id > begun, "steps begin in order");
+      begun = step.input.step_id;
+    };
+    run.ready = [&](int milliseconds) { return milliseconds > 0 || begun % 3 == 0; };
+  }
+  run.finish = [&](tidemill::Step& step) {
     expect(step.input.step_id > last, "steps run in order");
     last = step.input.step_id;
     if (last % 17 == 5) throw std::runtime_error("on purpose");
@@ -240,7 +249,8 @@ void check_queue(int rounds) {
     tidemill::StepOutput output;
     output.sampled = {int32_t(last + sum.load())};
     return output;
-  });
+  };
+  tidemill::StepQueue queue(run);
   for (int64_t id = 0; id < rounds; id += 2) {
     auto first = queue.submit(input_of(id), 8, no_check);
     auto second = queue.submit(input_of(id + 1), 8, no_check);
@@ -275,10 +285,12 @@ void check_queue(int rounds) {
 // Closing while steps run and wait, and while somebody waits for them.
 void check_close(int rounds) {
   for (int round = 0; round < rounds; ++round) {
-    tidemill::StepQueue queue([&](tidemill::Step&) {
+    tidemill::StepQueue::Run run;
+    run.finish = [&](tidemill::Step&) {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
       return tidemill::StepOutput{};
-    });
+    };
+    tidemill::StepQueue queue(run);
     auto first = queue.submit(input_of(0), 8, no_check);
     auto second = queue.submit(input_of(1), 8, no_check);
     std::thread waiter([&] {
@@ -400,7 +412,7 @@ int main(int argc, char** argv) {
   check_turns(rounds);
   check_profile(rounds / 4);
   check_packing(rounds / 10);
-  check_queue(rounds);
+  for (const bool beside : {false, true}) check_queue(rounds, beside);
   check_close(50);
   check_prefault(20);
   check_prefault_idle();

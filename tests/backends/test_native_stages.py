@@ -137,9 +137,7 @@ def _latent() -> DecoderSpec:
     layers = []
     for layer in SPEC.layers:
         assert isinstance(layer.mixer, Attention)
-        mixer = replace(
-            layer.mixer, kv_heads=1, head_dim=96, rope=Rope(10000.0, 32), latent=latent
-        )
+        mixer = replace(layer.mixer, kv_heads=1, head_dim=96, rope=Rope(10000.0, 32), latent=latent)
         layers.append(replace(layer, mixer=mixer))
     return replace(SPEC, layers=tuple(layers))
 

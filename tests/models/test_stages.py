@@ -51,5 +51,5 @@ def test_keys_are_read_within_a_stage() -> None:
 
 
 def test_more_stages_than_layers_are_too_many() -> None:
-    with pytest.raises(ValueError, match="its 3 layers make at most 3 parts$"):
+    with pytest.raises(ValueError, match=r"its 3 layers make at most 3 parts$"):
         divide_layers(SPEC, make_tensors(SPEC), 4)

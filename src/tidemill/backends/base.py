@@ -49,8 +49,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The part of a model that one process of a pipeline computes: some of its layers, one after the
-    other (docs/parallel.md). Stage 0 also has the embedding and the output.
+    """The part of a model that one process of a pipeline computes: some of its layers
+    (docs/parallel.md). Stage 0 also has the embedding and the output.
 
     Attributes:
         index, stages: which, of how many; stage 0 prepares steps, samples and has results.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 
 from tidemill.models import tensors as names
 from tidemill.models.spec import DecoderSpec
@@ -13,7 +14,7 @@ Layers = tuple[int, int]
 """First layer of a stage, and the one after its last."""
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
-# Decoding reads the output layer for every token, prefill for the last one of a prompt: it counts half.
+# Decoding reads the output layer for every token, prefill for the last one of a prompt.
 _HEAD_SHARE = 0.5
 
 
@@ -24,8 +25,8 @@ def layer_of(name: str) -> int | None:
 
 
 def cuts_of(spec: DecoderSpec) -> list[int]:
-    """Layers in front of which a stage may begin: nothing behind them reads K and V of a layer before
-    them."""
+    """Layers in front of which a stage may begin: nothing from there on reads K and V of a layer
+    before."""
     reads = [
         (layer if mixer.kv_layer is None else mixer.kv_layer, layer)
         for layer, mixer in spec.attentions().items()
@@ -37,8 +38,8 @@ def cuts_of(spec: DecoderSpec) -> list[int]:
 def divide_layers(
     spec: DecoderSpec, tensors: Mapping[str, TensorHeader], stages: int
 ) -> list[Layers]:
-    """Layers of each stage, so that the largest holds as few bytes of weights as possible. The output
-    layer, which stage 0 has, counts half.
+    """Layers of each stage, so that the largest holds as few bytes of weights as possible. Of the
+    output layer, which stage 0 has, half counts.
 
     Raises:
         ValueError: there are not so many parts; its text says why.
@@ -58,7 +59,7 @@ def divide_layers(
     sums = [0.0]
     for size in sizes:
         sums.append(sums[-1] + size)
-    # Smallest largest part of the layers up to each bound in so many stages, and where its last begins.
+    # Of the layers up to each bound in so many stages: the largest part, and where each begins.
     best = {bound: (head + sums[bound], [0]) for bound in bounds[1:]}
     for _ in range(stages - 1):
         longer: dict[int, tuple[float, list[int]]] = {}
@@ -72,4 +73,4 @@ def divide_layers(
                 longer[bound] = min(options)
         best = longer
     starts = [*best[len(sizes)][1], len(sizes)]
-    return list(zip(starts, starts[1:], strict=False))
+    return list(pairwise(starts))
