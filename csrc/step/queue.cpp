@@ -88,7 +88,7 @@ void StepQueue::close() {
 void StepQueue::drive() {
   std::deque<std::shared_ptr<Step>> begun;
   for (;;) {
-    std::shared_ptr<Step> step = begun.empty() ? next(true) : next_beside(*begun.back());
+    std::shared_ptr<Step> step = begun.empty() ? next(true) : next_concurrent(*begun.back());
     if (step != nullptr) {
       begin(*step);
       begun.push_back(std::move(step));
@@ -109,7 +109,7 @@ std::shared_ptr<Step> StepQueue::next(bool wait) {
   return step;
 }
 
-std::shared_ptr<Step> StepQueue::next_beside(const Step& begun) {
+std::shared_ptr<Step> StepQueue::next_concurrent(const Step& begun) {
   // Short, because what is submitted meanwhile should begin at once.
   constexpr int kMilliseconds = 1;
   if (!run_.ready || begun.error_) return nullptr;

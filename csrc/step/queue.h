@@ -87,7 +87,7 @@ class StepQueue {
   void drive();
   std::shared_ptr<Step> next(bool wait);
   // The step to begin while the one begun last waits for another process; null: there is none.
-  std::shared_ptr<Step> next_beside(const Step& begun);
+  std::shared_ptr<Step> next_concurrent(const Step& begun);
   void begin(Step& step);
   void finish(Step& step);
   void prune();

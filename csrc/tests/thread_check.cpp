@@ -228,12 +228,12 @@ tidemill::StepInput input_of(int64_t id) {
 const auto no_check = [](const tidemill::StepInput&, const std::vector<uint8_t>*) {};
 
 // Steps run in order and keep their own results, including released and failing ones.
-// `beside`: a step may begin while the one before waits for another process.
-void check_queue(int rounds, bool beside) {
+// `concurrent`: a step may begin while the one before waits for another process.
+void check_queue(int rounds, bool concurrent) {
   tidemill::ThreadPool pool(3);
   int64_t begun = -1, last = -1;  // used by the driver thread only
   tidemill::StepQueue::Run run;
-  if (beside) {
+  if (concurrent) {
     run.begin = [&](tidemill::Step& step) {
       expect(step.input.step_id > begun, "steps begin in order");
       begun = step.input.step_id;
@@ -380,7 +380,7 @@ void check_prefault_limit() {
   expect(settle(58) == 58, "and all once it is raised");
 }
 
-// Huge pages within a range are given back: they read as zeros, and what is beside them stays.
+// Huge pages within a range are given back: they read as zeros, and what is concurrent them stays.
 void check_give_back() {
   constexpr int64_t kHuge = 2 << 20;
   const tidemill::Region region(4 * kHuge, "a test");
@@ -412,7 +412,7 @@ int main(int argc, char** argv) {
   check_turns(rounds);
   check_profile(rounds / 4);
   check_packing(rounds / 10);
-  for (const bool beside : {false, true}) check_queue(rounds, beside);
+  for (const bool concurrent : {false, true}) check_queue(rounds, concurrent);
   check_close(50);
   check_prefault(20);
   check_prefault_idle();
