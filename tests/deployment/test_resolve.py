@@ -186,6 +186,8 @@ def test_all_problems_at_once_in_the_order_of_the_file(problems: Problems, folde
         ("[[models]]\nsource = './model.gguf'\nrevision = 'x'", "revision: belongs to a model on"),
         ("[[models]]\nsource = './model.gguf'\nfile = 'x'", "t.toml:3:8: models[0].file: belongs"),
         ("[[models]]\nname = 'a'\npin = true\nkeep_alive = 0", "keep_alive: is 0, and the model"),
+        ("[[models]]\nname = 'a'\nrole = 'decode'", "role: decode needs kv_peers"),
+        ("[[models]]\nname = 'a'\nrole = 'prefill'", "role: prefill needs kv_listen"),
         (
             "[[models]]\nname = 'a'\naliases = ['a']",
             "models[0].aliases: 'a' is a name of models[0]",

@@ -24,6 +24,7 @@ QUANTIZATIONS = ("none", "q8_0", "q4_0", "int8")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
 BLOCK_SIZES = (16, 32, 64, 128)
 ROLES = ("both", "prefill", "decode")
+ROLE_NEEDS = {"prefill": "kv_listen", "decode": "kv_peers"}
 HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,\[\]]+):\d{1,5}")
 
 # Settings by which KV blocks leave the cache.
@@ -149,9 +150,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not self.packed_cache:
             raise config_error("packed_cache", "packed_cache must be auto, off or a folder")
         _one_of("role", self.role, ROLES)
-        for role, needed in (("prefill", "kv_listen"), ("decode", "kv_peers")):
-            if self.role == role and getattr(self, needed) is None:
-                raise config_error("role", f"role {role} needs {needed}: see docs/kv-transfer.md")
+        needed = ROLE_NEEDS.get(self.role)
+        if needed is not None and getattr(self, needed) is None:
+            raise config_error("role", f"role {self.role} needs {needed}: see docs/kv-transfer.md")
         if self.kv_disk is not None:
             folder_and_size(self.kv_disk)
         for name in ("kv_listen", "kv_peers"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.base.errors import TidemillError
 from tidemill.base.sizes import exact_size
+from tidemill.contract.config import ROLE_NEEDS
 from tidemill.deployment.deployment import Deployment, ModelSettings
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def conflicts(deployment: Deployment, wrong: Collection[str] = ()) -> Found:
     yield from _names(deployment)
     yield from _pins(deployment)
     yield from _models(deployment)
+    if not {"models", "defaults", "flags"} & {*wrong}:
+        yield from _roles(deployment)
     if not {"limits", "flags"} & {*wrong}:
         yield from _limits(deployment)
     if not {"security", "server", "flags"} & {*wrong}:
@@ -134,6 +137,15 @@ def _models(deployment: Deployment) -> Found:
         keep_alive = values["keep_alive"]
         if values["pin"].value and keep_alive.value == 0:
             yield section.label, "keep_alive", "is 0, and the model is pinned; leave one out"
+
+
+def _roles(deployment: Deployment) -> Found:
+    for section in deployment.sections:
+        if section.table == "models" and "source" in section.values:
+            role = section.values["role"].value
+            needed = ROLE_NEEDS.get(role)
+            if needed is not None and section.values[needed].value is None:
+                yield section.label, "role", f"{role} needs {needed}: see docs/kv-transfer.md"
 
 
 def _limits(deployment: Deployment) -> Found:

@@ -248,6 +248,8 @@ class Fleet:
         here = self.here
         if here is not None and here.target in free and here.preferred(asked.model, now):
             free = [here.target]
+        # What computes prompts for others answers where nothing else does.
+        free = [one for one in free if not one.prefills(asked.model)] or free
         session = self._sessions.get(asked.session) if asked.session else None
         cached = {one.name: self._cached(one, asked, now) for one in free}
         home = homes.home([one.name for one in free], asked.home)

@@ -37,6 +37,7 @@ class _ModelLoad(msgspec.Struct):
     slots: int | None = None
     cache_tokens: int | None = None
     engine: str = ""
+    role: str = ""
 
 
 class _Load(msgspec.Struct):
@@ -136,6 +137,7 @@ class Probes:
             target.load.announce(monotonic(), max(one.wait for one in found.models.values()))
             slots = [one.slots for one in found.models.values() if one.slots is not None]
             target.load.slots = sum(slots) if slots else None
+        target.roles = {name: one.role for name, one in found.models.items()}
         sizes = [one.cache_tokens for one in found.models.values()]
         if sizes and None not in sizes:
             engines = {name: one.engine for name, one in found.models.items()}

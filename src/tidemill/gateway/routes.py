@@ -229,6 +229,7 @@ class Gateway:
                         "kind": one.config.kind,
                         "tags": sorted(one.where),
                         "models": one.models,
+                        "roles": one.roles,
                         "breaker": one.health.state(now).value,
                         "reason": one.health.reason,
                         "active": one.load.active,

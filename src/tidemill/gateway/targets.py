@@ -64,6 +64,7 @@ class Target:
     Attributes:
         listed: the models that it said it has, where the file names none.
         engines: model -> what its engine is called; another one when what was cached is gone.
+        roles: model, as it is called there -> what its engine is for (prefill, decode, both).
         protocol: see `contract.gateway`; None: it was not asked yet.
     """
 
@@ -79,6 +80,7 @@ class Target:
         self.listed: Collection[str] = frozenset()
         self.protocol: int | None = None
         self.engines: dict[str, str] = {}
+        self.roles: dict[str, str] = {}
         self.trust = Trust()
         self._names = dict(config.names)
         self.account = Account()
@@ -98,6 +100,10 @@ class Target:
     def has(self, model: str) -> bool:
         """Whether it serves a model."""
         return model in self._names if self._names else model in self.listed
+
+    def prefills(self, model: str) -> bool:
+        """Whether its engine of a model is there to compute prompts for others."""
+        return self.roles.get(self.named(model)) == "prefill"
 
     @property
     def continues(self) -> bool:

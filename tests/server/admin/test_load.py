@@ -21,6 +21,7 @@ def test_load_of_an_idle_server() -> None:
             "wait": 0.0,
             "queued_tokens": 0,
             "slots": model.info.max_num_seqs,
+            "role": "both",
             "identity": model.info.identity,
             "cache_tokens": model.info.num_blocks * model.info.block_size,
         }
