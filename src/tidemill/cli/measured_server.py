@@ -31,10 +31,15 @@ def measured_host(config: EngineConfig, engine: HostSeconds, seconds: float) -> 
     """
     import asyncio
 
+    import msgspec
+
+    from tidemill.base.clock import monotonic
     from tidemill.bench.client import HttpFailure
     from tidemill.simulate.http_costs import measure_http
 
+    began = monotonic()
     with _served(config) as address:
+        engine = msgspec.structs.replace(engine, start=monotonic() - began)
         longest = config.max_model_len or 1024
         measuring = measure_http(f"{address}/v1", seconds, longest=longest)
         try:

@@ -51,10 +51,14 @@ def fleet_of(
     kv_disk: str = option("", help="The same on disk; sizes such as 20GiB."),
     kv_peers: bool = option(False, help="Engines bring KV blocks from one another."),
     kv_gbps: str = option("", help="GB/s of these tiers: ram=2,disk=0.5,peer=0.7."),
+    autoscale: str = option(
+        "", help="Engines come and go: min=0,max=8,target-wait=2s,start=30s,... (docs/cluster.md)."
+    ),
 ) -> FleetOptions:
     """The servers that these flags describe."""
     from tidemill.simulate.adapters import AdapterSizes
     from tidemill.simulate.run import FleetOptions
+    from tidemill.simulate.scaling import read_scaling
 
     sizes = {
         "num_blocks": kv_blocks, "max_num_seqs": max_num_seqs, "max_step_tokens": max_step_tokens,
@@ -69,7 +73,7 @@ def fleet_of(
         )  # fmt: skip
     return FleetOptions(
         engines, policy, given, max_itl_ms, speed, noise, admission, acceptance, draft_ms,
-        adapters, _tiers(kv_ram, kv_disk, kv_peers, kv_gbps),
+        adapters, _tiers(kv_ram, kv_disk, kv_peers, kv_gbps), read_scaling(autoscale),
     )  # fmt: skip
 
 

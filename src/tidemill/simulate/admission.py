@@ -46,6 +46,11 @@ class SimulatedAdmission:
         )
         self._tickets: dict[str, Ticket | Uncounted] = {}
 
+    @property
+    def waiting(self) -> tuple[float, int]:
+        """Seconds until a further request would begin to be computed, and tokens that wait."""
+        return self._admission.predicted_wait, self._admission.waiting_tokens
+
     def admit(self, request: EngineRequest) -> str | None:
         """Take a request; returns why not, if the server would answer 429."""
         caller = Caller(client=request.tenant)

@@ -168,6 +168,7 @@ class HostSeconds(msgspec.Struct, frozen=True, kw_only=True):
         prompt_token: the same per token of the prompt.
         deliver: from the end of a step until a client has its first chunk of it.
         chunk: of the API process per chunk; those of one step are written one after the other.
+        start: from the start of a server until it is ready; 0: not measured.
     """
 
     step: float = 0.0
@@ -177,6 +178,7 @@ class HostSeconds(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token: float = 0.0
     deliver: float = 0.0
     chunk: float = 0.0
+    start: float = 0.0
 
 
 class Residuals(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from tidemill.simulate.fleet import Fleet
 from tidemill.simulate.loops import Sends, SimulatedLoops, at_once
 from tidemill.simulate.noise import no_noise, noise
 from tidemill.simulate.prompts import Prompts
+from tidemill.simulate.scaling import Scaler, Scaling
 from tidemill.simulate.server import SimulatedServer
 from tidemill.simulate.tiers import Directory, TierSizes
 from tidemill.simulate.timeline import Timeline
@@ -58,6 +59,7 @@ class FleetOptions:
             None: they do not.
         draft_ms: what a drafter takes for each token that it proposes.
         adapters: what names other than the model's own stand for; None: for the model.
+        scaling: engines come and go by the cluster's own rule; None: there are `engines`.
         tiers: where KV blocks go that leave an engine's cache, and whether engines bring them from
             one another; None: nowhere.
     """
@@ -73,6 +75,7 @@ class FleetOptions:
     draft_ms: float = 0.0
     adapters: AdapterSizes | None = None
     tiers: TierSizes | None = None
+    scaling: Scaling | None = None
 
     def validate(self) -> FleetOptions:
         """Return self if the options make sense.
@@ -87,6 +90,8 @@ class FleetOptions:
             raise config_error("policy", f"policy is one of {known}, not {self.policy!r}")
         if self.speed <= 0:
             raise config_error("speed", "speed must be above 0")
+        if self.scaling is not None and self.engines > 1:
+            raise config_error("engines", "engines: an autoscaled fleet begins with its least")
         if self.max_itl_ms is not None and self.max_itl_ms <= 0:
             raise config_error("max_itl_ms", "max_itl_ms must be above 0")
         if self.acceptance is not None and not 0 <= self.acceptance <= 1:
@@ -129,26 +134,46 @@ class Simulation:
         self.facts = msgspec.structs.replace(costs.engine, **fleet.sizes)
         _check_tiers(fleet, self.facts)
         self._fleet, self._seed, self._directory = fleet, seed, Directory()
-        self.servers = [self.server(place) for place in range(fleet.engines)]
-        self.entry: Sends = self.servers[0]
-        if len(self.servers) > 1:
-            self.entry = Fleet(self.timeline, self.servers, self.facts, fleet.policy, seed)
+        self.servers: list[SimulatedServer] = []
+        self._scaler: Scaler | None = None
+        self.entry: Sends = self._entry(fleet, seed)
 
-    def server(self, place: int) -> SimulatedServer:
+    def _entry(self, fleet: FleetOptions, seed: int) -> Sends:
+        if fleet.scaling is None and fleet.engines == 1:
+            return self._server(0)
+        gateway = Fleet(self.timeline, self.facts, fleet.policy, seed)
+        if (scaling := fleet.scaling) is None:
+            for place in range(fleet.engines):
+                gateway.add(f"{place:06}", self._server(place))
+            return gateway
+        gateway.hold(scaling.hold, scaling.max_held)
+        start = self.costs.host.start if scaling.start is None else scaling.start
+        if not start:
+            raise config_error(
+                "autoscale", "these costs do not say how long a server takes to start: start=30s"
+            )
+        self._scaler = Scaler(
+            self.timeline, gateway, scaling, start, self.facts.max_num_seqs, self._server
+        )
+        return gateway
+
+    def _server(self, place: int) -> SimulatedServer:
         """A server of the fleet, the one with this number."""
         fleet, seed = self._fleet, f"{self._seed} {place}"
         parts = Parts(
             fleet.max_itl_ms, _drafts(fleet, seed), fleet.adapters, fleet.tiers, self._directory,
             place,
         )  # fmt: skip
-        return SimulatedServer(
+        server = SimulatedServer(
             self.timeline, self.facts, self.costs, _noise(self.costs, fleet, seed), parts,
             admits=fleet.admission,
         )  # fmt: skip
+        self.servers.append(server)
+        return server
 
     def notes(self) -> list[str]:
         """What a reader must know."""
-        mosts = [server.engine.most for server in self.servers]
+        mosts = [Work(0, 0, 0, 0, 0), *(server.engine.most for server in self.servers)]
         most = Work(*map(max, zip(*mosts, strict=True)))
         found = list(self.costs.notes)
         if beyond := self.costs.beyond(most):
@@ -166,17 +191,28 @@ class Simulation:
             f"{tokens:,} tokens were brought from {_TIERS[tier]} rather than computed."
             for tier, tokens in brought.items()
         ]
+        engines = f"{len(self.servers)} engine(s)"
+        if (scaler := self._scaler) is not None:
+            engines = f"{self.engine_seconds / max(self.timeline.now, 1e-9):.2f} engine(s)"
+            found.append(f"Autoscaled: {scaler.starts} starts, at most {scaler.most} at a time.")
         found.append(
-            f"Simulated: {self.timeline.now:,.1f} s of {len(self.servers)} engine(s), computing "
+            f"Simulated: {self.timeline.now:,.1f} s of {engines}, computing "
             f"{100 * self.busy:.0f} % of the time."
         )
         return found
 
     @property
+    def engine_seconds(self) -> float:
+        """Seconds that engines have been there, starting ones included."""
+        if self._scaler is not None:
+            return self._scaler.engine_seconds
+        return self.timeline.now * len(self.servers)
+
+    @property
     def busy(self) -> float:
         """Share of the time in which engines computed."""
         busy = sum(server.engine.busy for server in self.servers)
-        return busy / max(self.timeline.now * len(self.servers), 1e-9)
+        return busy / max(self.engine_seconds, 1e-9)
 
     @property
     def limit(self) -> str:
@@ -243,7 +279,7 @@ def _check_tiers(fleet: FleetOptions, facts: EngineFacts) -> None:
     for name, size in (("kv_ram", tiers.ram), ("kv_disk", tiers.disk)):
         if size and size < block:
             raise config_error(name, f"{name} holds not even one block of {block:,} bytes")
-    if tiers.peers and fleet.engines < 2:
+    if tiers.peers and fleet.engines < 2 and fleet.scaling is None:
         raise config_error("kv_peers", "kv_peers needs several engines")
 
 
@@ -331,6 +367,8 @@ def fleet_facts(fleet: FleetOptions) -> dict[str, object]:
     if (tiers := fleet.tiers) is not None:
         found["tiers"] = {"ram": tiers.ram, "disk": tiers.disk, "peers": tiers.peers}
         found["bandwidth"] = {str(tier): tiers.bandwidth[tier] for tier in tiers.tiers}
+    if fleet.scaling is not None:
+        found["scaling"] = msgspec.to_builtins(fleet.scaling, order="deterministic")
     return {**found, **fleet.sizes}
 
 

@@ -89,6 +89,19 @@ class SimulatedServer:
         self.on_first: Callable[[Call], None] = _ignore
         self.on_end: Callable[[Call], None] = _ignore
 
+    @property
+    def active(self) -> int:
+        """Requests that it has."""
+        return len(self._calls)
+
+    def waiting(self) -> tuple[float | None, int]:
+        """As its route `/load`: seconds that a further request would wait, and prompt tokens that
+        do; None without admission, which knows it."""
+        if self._admission is None:
+            return None, self.engine.scheduler.stats().waiting_tokens
+        self.engine.catch_up()
+        return self._admission.waiting
+
     def send(self, call: Call) -> None:
         """A client sends a request now."""
         self.engine.catch_up()
@@ -123,11 +136,8 @@ class SimulatedServer:
     def _refuse(self, call: Call, why: str) -> None:
         self.refused += 1
         del self._calls[call.request_id]
-        trace = call.trace
-        trace.error, trace.detail = "http 429", why
-        trace.end = self._timeline.now - call.zero
         self.on_end(call)
-        _end(call)
+        refuse(call, self._timeline.now, "http 429", why)
 
     def cancel(self, call: Call) -> None:
         """The client gives up."""
@@ -192,6 +202,13 @@ class SimulatedServer:
         for row, call in zip(rows, calls, strict=True):
             if call.answer is not None:
                 call.answer += [token_at(row.seq_id, row.start + step.number) for step in steps]
+
+
+def refuse(call: Call, now: float, error: str, why: str) -> None:
+    """A call ends with an error before an engine has seen it."""
+    trace = call.trace
+    trace.error, trace.detail, trace.end = error, why, now - call.zero
+    _end(call)
 
 
 def _ignore(call: Call) -> None:
