@@ -67,6 +67,8 @@ class Door:
         for target in self.fleet.targets:
             if not target.config.names:
                 await probes.look(target)
+                if not target.models:  # the machine is busy
+                    await probes.look(target)
         if self._options.config.routing.probe_seconds < 60:
             probes.start()
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))

@@ -47,6 +47,7 @@ class ScriptedTarget:
 
     Attributes:
         got: requests with a body, in their order.
+        pause: seconds before a GET is answered.
         bytes_in: all that arrived, heads and bodies.
     """
 
@@ -55,6 +56,7 @@ class ScriptedTarget:
     well: bool = True
     load: dict[str, Any] | None = None
     date: str = ""
+    pause: float = 0.0
     got: list[Got] = field(default_factory=list)
     bytes_in: bytearray = field(default_factory=bytearray)
     url: str = ""
@@ -93,6 +95,7 @@ class ScriptedTarget:
     async def _answer_get(self, got: Got, writer: asyncio.StreamWriter) -> None:
         document: Any = {"data": [{"id": name} for name in self.models]}
         status = 200 if self.well else 503
+        await asyncio.sleep(self.pause)
         if got.path == "/load":
             document, status = (self.load or {}), (200 if self.load else 404)
         if got.path.startswith("/admin/"):

@@ -11,9 +11,10 @@ import msgspec
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.contract.gateway import PROTOCOL, interoperate
+from tidemill.gateway import look
 from tidemill.gateway.fleet import Fleet
 from tidemill.gateway.follow import follow
-from tidemill.gateway.look import SECONDS, get
+from tidemill.gateway.look import get
 from tidemill.gateway.routing.health import State
 from tidemill.gateway.targets import Target
 from tidemill.gateway.wire.connection import Lost
@@ -55,6 +56,7 @@ class Probes:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._tasks: dict[Target, asyncio.Future[Any]] = {}
+        self._late = set[Target]()  # those that did not answer the latest look in time
 
     def start(self) -> None:
         """Begin, on the running event loop; again, once the fleet has other targets."""
@@ -86,9 +88,19 @@ class Probes:
             await asyncio.sleep(self._fleet.config.routing.probe_seconds)
 
     async def look(self, target: Target) -> None:
-        """Ask a target how it is."""
+        """Ask a target how it is. One that does not answer in time may only be busy, as the whole
+        machine may: it is taken out when it is late a second time in a row."""
         before = target.health.state(monotonic())
-        reason = await self._ask(target)
+        late = target in self._late
+        self._late.discard(target)
+        try:
+            reason: str | None = await self._ask(target)
+        except TimeoutError:
+            self._late.add(target)
+            reason = f"no answer within {look.SECONDS:g} s"
+            if not late and before is State.CLOSED:
+                log.info("target %s: %s; it is looked at again", target.name, reason)
+                return
         now = monotonic()
         if reason is not None:
             if target.health.failed(now, reason, down=True) or before is not State.CLOSED:
@@ -102,7 +114,7 @@ class Probes:
         self._fleet.changed()
 
     async def _ask(self, target: Target) -> str | None:
-        """What is wrong with a target; None: nothing."""
+        """What is wrong with a target; None: nothing. Raises TimeoutError."""
         try:
             status, _ = await get(target, target.kind.probe)
             if status in (404, 405):  # a server of its kind without that route
@@ -115,8 +127,8 @@ class Probes:
                 return await self._load(target)
         except Full:
             return None  # it answers others
-        except (Lost, TimeoutError) as error:
-            return str(error) or f"no answer within {SECONDS:g} s"
+        except Lost as error:
+            return str(error)
         return None
 
     async def _load(self, target: Target) -> str | None:
