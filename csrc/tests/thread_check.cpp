@@ -380,7 +380,7 @@ void check_prefault_limit() {
   expect(settle(58) == 58, "and all once it is raised");
 }
 
-// Huge pages within a range are given back: they read as zeros, and what is concurrent them stays.
+// Huge pages within a range are given back: they read as zeros, and what is beside them stays.
 void check_give_back() {
   constexpr int64_t kHuge = 2 << 20;
   const tidemill::Region region(4 * kHuge, "a test");

@@ -47,7 +47,7 @@ _TABLES: dict[str, tuple[str, Sequence[Setting]]] = {
 _CHECKED = (
     *("api_keys", "tls_cert", "tls_key", "tls_client_ca", "file", "isa", "cors_origin"),
     *("trusted_proxy", "host", "aliases", "database", "oidc_issuer", "adapters", "otel"),
-    *("adapter_folder", "kv_listen", "kv_peers"),
+    *("adapter_folder", "kv_listen", "kv_peers", "pipeline_peers"),
     *("energy", "carbon_intensity"),
 )
 

@@ -11,7 +11,7 @@ from tidemill.backends.base import EmbeddingOverrides, LayerSlice, StepInputs
 from tidemill.executor.ranks.messages import decode_command, encode, inputs_of, step_of
 
 # What rank 0 alone needs; adapters are refused where there are ranks.
-OF_RANK_0 = {"sampling", "await_mask", "hidden", "hidden_layers", "adapters"}
+OF_RANK_0 = {"sampling", "await_mask", "hidden_layers", "adapters"}
 
 
 def _inputs() -> StepInputs:
@@ -39,6 +39,7 @@ def _inputs() -> StepInputs:
         overrides=EmbeddingOverrides(ints(1), np.array([[0.5, -1.5]], np.float32)),
         second=ints(0, 4),
         drafts=ints(1, 0),
+        hidden=np.array([2, 0], np.uint8),
     )
 
 
@@ -66,8 +67,8 @@ def _flat(value: object) -> object:
 
 def test_what_is_not_there_stays_away() -> None:
     bare = dataclasses.replace(
-        _inputs(), slice=None, skip=None, overrides=None, second=None, drafts=None
+        _inputs(), slice=None, skip=None, overrides=None, second=None, drafts=None, hidden=None
     )
     received = inputs_of(decode_command(encode(step_of(bare))))  # type: ignore[arg-type]
-    names = ("slice", "skip", "overrides", "second", "drafts")
-    assert [getattr(received, name) for name in names] == [None] * 5
+    names = ("slice", "skip", "overrides", "second", "drafts", "hidden")
+    assert [getattr(received, name) for name in names] == [None] * 6

@@ -1,4 +1,4 @@
-"""Tensor parallelism with real processes: the same answers, and what happens when one ends."""
+"""Models in several processes: the same answers, and what happens when one ends."""
 
 from __future__ import annotations
 
@@ -43,11 +43,16 @@ def _rank_processes(parent: int) -> list[psutil.Process]:
     return [c for c in children if "tidemill.executor.ranks.process" in c.cmdline()]
 
 
-def test_two_processes_answer_as_one_and_end_with_it() -> None:
+TENSOR = {"tensor_parallel": 2}
+PIPELINE = {"pipeline_parallel": 2}
+
+
+@pytest.mark.parametrize("parallel", [TENSOR, PIPELINE], ids=["tensor", "pipeline"])
+def test_two_processes_answer_as_one_and_end_with_it(parallel: dict[str, int]) -> None:
     settings = {"kv_memory": 8 * 2**20, "max_num_seqs": 16, "max_step_tokens": 32}
     with LLM(BROOK, threads=1, **settings) as llm:
         want = _answers(llm)
-    with LLM(BROOK, threads=2, tensor_parallel=2, **settings) as llm:
+    with LLM(BROOK, threads=2, **parallel, **settings) as llm:
         [rank] = _rank_processes(os.getpid())
         assert _answers(llm) == want
         rank.kill()
@@ -66,10 +71,10 @@ class Watched:
 
 
 @pytest.fixture
-async def watched() -> AsyncIterator[Watched]:
+async def watched(request: pytest.FixtureRequest) -> AsyncIterator[Watched]:
     seen: list[Recovery] = []
     config = EngineConfig(
-        model=BROOK, served_name="tiny", kv_memory=8 * 2**20, threads=2, tensor_parallel=2
+        model=BROOK, served_name="tiny", kv_memory=8 * 2**20, threads=2, **request.param
     )
     supervision = Supervision(on_recovery=seen.append, stall_timeout=2.0)
     engine = await SupervisedEngine.open(config, log_level="error", supervision=supervision)
@@ -86,7 +91,11 @@ async def _tokens(stream: AsyncIterator[ChoiceOutput], told: asyncio.Event) -> l
     return tokens
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("watched", "number"),
+    [(TENSOR, signal.SIGKILL), (PIPELINE, signal.SIGKILL), (PIPELINE, signal.SIGSTOP)],
+    indirect=["watched"],
+)
 async def test_a_stream_goes_on_when_a_rank_dies_or_stops(
     watched: Watched, number: signal.Signals
 ) -> None:
@@ -118,6 +127,14 @@ async def test_a_stream_goes_on_when_a_rank_dies_or_stops(
         ({"speculate": "skip"}, "speculate", "off or lookup"),
         ({"backend": "torch"}, "backend", "native backend"),
         ({"tensor_parallel": 65}, "tensor_parallel", "between 1 and 64"),
+        ({"pipeline_parallel": 2}, "pipeline_parallel", "do not go together"),
+        (PIPELINE | {"tensor_parallel": 1, "kv_disk": "x"}, "kv_disk", "which pipeline_parallel"),
+        ({"tensor_parallel": 1, "pipeline_peers": "here"}, "pipeline_peers", "HOST:PORT"),
+        (
+            {"tensor_parallel": 1, "pipeline_parallel": 2, "pipeline_peers": "a:1,b:1"},
+            "pipeline_parallel",
+            "make 3 stages",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -135,6 +152,9 @@ def test_a_model_that_cannot_be_split_is_refused_at_start() -> None:
     with pytest.raises(TidemillError, match="too small for 17 processes") as error:
         LLM(BROOK, tensor_parallel=17, kv_memory=2**27)
     assert error.value.param == "tensor_parallel"
+    with pytest.raises(TidemillError, match="layers make at most") as error:
+        LLM(BROOK, pipeline_parallel=17, kv_memory=2**27)
+    assert error.value.param == "pipeline_parallel"
     assert not _rank_processes(os.getpid())
 
 

@@ -68,6 +68,8 @@ def serve(
     adapter_memory: str | None = options.ADAPTER_MEMORY,
     threads: int | None = options.THREADS,
     tensor_parallel: int = options.TENSOR_PARALLEL,
+    pipeline_parallel: int = options.PIPELINE_PARALLEL,
+    pipeline_peers: str | None = options.PIPELINE_PEERS,
     prefix_caching: bool = options.PREFIX_CACHING,
     isa: str | None = options.ISA,
     packed_cache: str = options.PACKED_CACHE,

@@ -39,6 +39,7 @@ HIGHEST = {
     "kv_reserve": 2**46,  # less than an address space
     "threads": 1024,
     "tensor_parallel": 64,
+    "pipeline_parallel": 64,
     "max_num_seqs": 2**16,
     "max_step_tokens": 2**16,
     "max_itl_ms": 3_600_000,
@@ -82,6 +83,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         tensor_parallel: processes of this machine that compute the model together, each with a part
             of the weights, of the KV cache and of the threads (docs/parallel.md); 1: this one. It
             never changes an answer.
+        pipeline_parallel: processes that compute the model's layers one part after the other
+            (docs/parallel.md); 1: this one. It never changes an answer.
+        pipeline_peers: HOST:PORT of `tidemill rank` on other machines, separated by commas, which
+            compute all parts but the first; None: processes of this machine do.
         prefix_caching: reuse KV blocks of earlier prompts.
         max_itl_ms: milliseconds between two tokens of a stream that a step may take; None: chosen
             (see `sched.policy`).
@@ -121,6 +126,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     adapter_memory: int | None = None
     threads: int | None = None
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    pipeline_peers: str | None = None
     prefix_caching: bool = True
     isa: str | None = None
     max_itl_ms: float | None = None
@@ -155,7 +162,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise config_error("role", f"role {self.role} needs {needed}: see docs/kv-transfer.md")
         if self.kv_disk is not None:
             folder_and_size(self.kv_disk)
-        for name in ("kv_listen", "kv_peers"):
+        for name in ("kv_listen", "kv_peers", "pipeline_peers"):
             for address in (getattr(self, name) or "").split(","):
                 if getattr(self, name) is not None and not HOST_AND_PORT.fullmatch(address):
                     raise config_error(name, f"{name} must be HOST:PORT, got {address!r}")
@@ -169,19 +176,41 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise config_error(name, f"{name} must be between 1 and {highest}, got {value}")
         return self
 
+    @property
+    def stages(self) -> int:
+        """Parts of the layers that are computed one after the other."""
+        peers = self.pipeline_peers
+        return self.pipeline_parallel if peers is None else 2 + peers.count(",")
+
+    @property
+    def local_ranks(self) -> int:
+        """Processes of this machine that compute the model."""
+        return max(self.tensor_parallel, 1 if self.pipeline_peers else self.pipeline_parallel)
+
     def _check_parallel(self) -> None:
         """What needs the model in one process."""
-        if self.tensor_parallel <= 1:
+        if self.pipeline_parallel not in (1, self.stages):
+            raise config_error(
+                "pipeline_parallel",
+                f"pipeline_parallel is {self.pipeline_parallel}, and pipeline_peers make "
+                f"{self.stages} stages with this machine's; leave pipeline_parallel out",
+            )
+        if self.stages > 1 and self.tensor_parallel > 1:
+            raise config_error(
+                "pipeline_parallel", "pipeline_parallel and tensor_parallel do not go together"
+            )
+        setting = "pipeline_parallel" if self.stages > 1 else "tensor_parallel"
+        if self.stages <= 1 and self.tensor_parallel <= 1:
             return
         for name in filter(partial(getattr, self), WHOLE_BLOCKS):
             raise config_error(
-                name, f"{name} needs whole KV blocks, which tensor_parallel divides; leave one out"
+                name, f"{name} needs whole KV blocks, which {setting} divides; leave one out"
             )
         if not {*read_setting(self.speculate).drafters} <= {LOOKUP}:
-            raise config_error("speculate", "with tensor_parallel, speculate must be off or lookup")
+            raise config_error("speculate", f"with {setting}, speculate must be off or lookup")
         if self.backend in ("torch", "transformers") or self.device != "cpu":
             name = "device" if self.device != "cpu" else "backend"
-            raise config_error(name, "tensor_parallel needs the native backend, on the cpu")
+            raise config_error(name, f"{setting} needs the native backend, on the cpu")
 
     def _check_types(self) -> None:
         # Structs check types when they are decoded, not when Python code makes them.

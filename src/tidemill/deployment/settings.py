@@ -496,6 +496,18 @@ MODEL = (
         names=("--tensor-parallel", "--tensor-parallel-size"),
     ),
     _engine(
+        *("pipeline_parallel", _bounded("pipeline_parallel")),
+        "Processes that compute the model's layers one part after the other, each with its layers' "
+        "weights and KV cache; answers stay the same, bit for bit (docs/parallel.md).",
+        names=("--pipeline-parallel", "--pipeline-parallel-size"),
+    ),
+    _engine(
+        *("pipeline_peers", checks.ADDRESSES),
+        "HOST:PORT of `tidemill rank` on other machines, separated by commas, which compute all "
+        "parts of the layers but the first; the key is in the variable TIDEMILL_KV_KEY. Default: "
+        "processes of this machine.",
+    ),
+    _engine(
         *("prefix_caching", kinds.switch(), "Find blocks of earlier prompts again."),
         names=("--prefix-caching/--no-prefix-caching",),
     ),

@@ -170,7 +170,8 @@ def open_inproc(
     progress: Callable[[str], None],
     lost: Callable[[str], None] | None = None,
 ) -> OpenedExecutor:
-    """Load a model into this process, and with `tensor_parallel` into others.
+    """Load a model into this process, and with `tensor_parallel` or `pipeline_parallel` into
+    others.
 
     Args:
         config: the engine's configuration.
@@ -180,10 +181,14 @@ def open_inproc(
     from tidemill.worker.load import load_worker
 
     with opened_files() as opened:
-        if config.tensor_parallel > 1:
-            from tidemill.executor.ranks.backend import group_factory
+        if config.tensor_parallel > 1 or config.stages > 1:
+            from tidemill.executor.ranks.starting import ranks_factory
 
-            loaded = load_worker(config, progress, lambda load: group_factory(config, load, lost))
+            loaded = load_worker(
+                config,
+                progress,
+                lambda load, digest: ranks_factory(config, load, digest, lost),
+            )
         else:
             loaded = load_worker(config, progress)
     info = msgspec.structs.replace(loaded.info, files=tuple(opened.values()))

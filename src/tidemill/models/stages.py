@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tidemill.models import tensors as names
 from tidemill.models.spec import DecoderSpec
-from tidemill.models.tensors import TensorHeader
+from tidemill.models.tensors import RawTensor, TensorHeader
 
 Layers = tuple[int, int]
 """First layer of a stage, and the one after its last."""
@@ -36,7 +36,9 @@ def cuts_of(spec: DecoderSpec) -> list[int]:
 
 
 def divide_layers(
-    spec: DecoderSpec, tensors: Mapping[str, TensorHeader], stages: int
+    spec: DecoderSpec,
+    tensors: Mapping[str, RawTensor] | Mapping[str, TensorHeader],
+    stages: int,
 ) -> list[Layers]:
     """Layers of each stage, so that the largest holds as few bytes of weights as possible. Of the
     output layer, which stage 0 has, half counts.

@@ -44,6 +44,8 @@ class Role(StrEnum):
 
     WATCH = "watch"  # what blocks the other side has
     FETCH = "fetch"  # blocks
+    RANK = "rank"  # commands to a process that computes a part of a model (`executor.ranks`)
+    STATES = "states"  # hidden states from one of these to the next
     REQUESTS = "requests"  # those of another server (`engine.client`)
 
 
@@ -79,6 +81,7 @@ class Link:
 
     Attributes:
         role: what it is for.
+        most_bytes: of a message that is received.
 
     Raises:
         LinkError: the other side does not know the key.
@@ -86,6 +89,7 @@ class Link:
 
     def __init__(self, found: socket.socket, key: bytes, role: Role | None) -> None:
         self._socket = found
+        self.most_bytes = MAX_MESSAGE_BYTES
         opener = role is not None
         found.settimeout(HANDSHAKE_SECONDS)
         if found.family in (socket.AF_INET, socket.AF_INET6):
@@ -134,7 +138,7 @@ class Link:
             LinkError: it is none, or not of this kind; TimeoutError: nothing came.
         """
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        if size > MAX_MESSAGE_BYTES:
+        if size > self.most_bytes:
             raise LinkError("a message is too long")
         code = self._read(_CODE_BYTES)
         body = self._read(size)

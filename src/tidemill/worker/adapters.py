@@ -53,8 +53,11 @@ class AdapterLoader:
 
     def load(self, slot: int, uses: tuple[AdapterUse, ...]) -> AdapterInfo:
         """See `Executor.load_adapters`."""
-        if self._config.tensor_parallel > 1:
-            raise unsupported("adapter", "adapters need a model in one process (tensor_parallel 1)")
+        if self._config.tensor_parallel > 1 or self._config.stages > 1:
+            raise unsupported(
+                "adapter",
+                "adapters need a model in one process: no tensor_parallel, no pipeline_parallel",
+            )
         adapters = [self._read(use) for use in uses]
         if any(adapter.of_prompt for adapter in adapters):
             return self._load_prompt(slot, adapters, uses)

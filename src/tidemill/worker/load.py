@@ -73,13 +73,14 @@ class LoadedWorker:
     snapshots: int = 0
 
 
-Make = Callable[[BackendFactory], BackendFactory]
+Make = Callable[[BackendFactory, bytes], BackendFactory]
+"""Of a factory and the digest of the weights."""
 
 
 def load_worker(
     config: EngineConfig,
     progress: Progress = lambda line: None,
-    make: Make = lambda factory: factory,
+    make: Make = lambda factory, digest: factory,
 ) -> LoadedWorker:
     """Load the model of a configuration.
 
@@ -87,7 +88,7 @@ def load_worker(
         config: validated here.
         progress: called with a line for each stage; also later, from another thread, while weights
             are packed concurrently with the first steps.
-        make: another factory of backends, made of the model's.
+        make: another factory of backends, made of the model's and the digest of its weights.
 
     Raises:
         TidemillError: NOT_FOUND, MODEL_FILE or UNSUPPORTED for the model's files, CONFIG for the
@@ -116,8 +117,8 @@ def load_worker(
         _check_tiers(config, spec, spec.kv_bytes_per_token(kv_dtype) * config.block_size)
     progress(f"loading {config.served_name} ({files.file_bytes / 2**30:.2f} GiB)")
     started = monotonic()
-    factory = make(cast(BackendFactory, opened.module.load))
     weights = files.digest()
+    factory = make(cast(BackendFactory, opened.module.load), weights)
     packed = kept_weights(config, files, weights, threads, tensors.error_note, progress)
     head = files.head()  # before: while weights are packed nobody else reads them
     backend = factory(spec, tensors, options, packed)

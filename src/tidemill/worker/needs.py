@@ -123,13 +123,13 @@ def _of_model(config: EngineConfig, opened: Opened) -> MemoryNeeds:
         context=context,
         state=spec.state_bytes if spec.foreign is None else 0,
         tables=_tables(spec, context),
-        step=config.tensor_parallel
+        step=config.local_ranks
         * (
             tokens * _step_token_bytes(spec, options.dtype)
             + _span_bytes(spec, context, config.threads or usable_cpus())
         ),
         sequence=_FLOAT * spec.vocab_size if spec.generates else 0,
-        process=config.tensor_parallel * PROCESS_BYTES
+        process=config.local_ranks * PROCESS_BYTES
         + _BACKEND_BYTES[opened.backend]
         + _TOKEN_BYTES * spec.vocab_size,
         ram_tier=config.kv_ram or 0,

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 from tidemill.backends.base import (
     Backend,
-    BackendFactory,
     BackendMemory,
-    BackendOptions,
     BackendProfile,
     ExportedBlocks,
     Int32,
     MachineRates,
-    PackedWeights,
-    Shard,
     StepHandle,
     StepInputs,
     UInt8,
 )
 from tidemill.base.errors import LoadCallback, TidemillError, unsupported
-from tidemill.base.log import get_logger
-from tidemill.contract.config import EngineConfig
-from tidemill.executor.ranks.cpus import pinned, threads_of
 from tidemill.executor.ranks.messages import (
     Allocate,
     Do,
@@ -35,12 +27,6 @@ from tidemill.executor.ranks.messages import (
 )
 from tidemill.executor.ranks.peers import Peers
 from tidemill.models.adapters import Changes
-from tidemill.models.spec import DecoderSpec
-from tidemill.models.tensors import TensorMap
-
-_log = get_logger(__name__)
-
-Lost = Callable[[str], None]
 
 
 class GroupBackend:
@@ -51,15 +37,19 @@ class GroupBackend:
     Args:
         own: rank 0's part.
         peers: the processes of the others, loaded.
-        descriptor: of the memory they share; it is closed with the backend.
+        resources: what they exchange states through; it is closed with the backend.
+        setting: that asks for them.
+        note: what they are, for people.
     """
 
-    def __init__(self, own: Backend, peers: Peers, descriptor: int) -> None:
-        self._own, self._peers, self._descriptor = own, peers, descriptor
+    def __init__(
+        self, own: Backend, peers: Peers, resources: ExitStack, setting: str, note: str
+    ) -> None:
+        self._own, self._peers, self._resources = own, peers, resources
+        self._setting = setting
         self.spec, self.options = own.spec, own.options
         self.slices_layers, self.verifies_drafts = own.slices_layers, own.verifies_drafts
-        ranks = 1 + len(peers.replies)
-        self.notes = (f"tensor parallel: {ranks} processes, each with a part of the model",)
+        self.notes = (note,)
 
     def when_loaded(self, on_loaded: LoadCallback) -> bool:
         """See Backend. The other ranks have loaded their parts."""
@@ -133,30 +123,30 @@ class GroupBackend:
 
     def load_adapter(self, slot: int, changes: Changes) -> int:
         """See Backend: refused."""
-        raise _in_parts("adapters change the whole model")
+        raise self._in_parts("adapters change the whole model")
 
     def unload_adapter(self, slot: int) -> None:
         """See Backend."""
 
     def export_blocks(self, group: int, blocks: Int32) -> ExportedBlocks:
         """See Backend: refused."""
-        raise _in_parts("no process has whole blocks")
+        raise self._in_parts("no process has whole blocks")
 
     def import_blocks(self, group: int, blocks: Int32, data: ExportedBlocks) -> None:
         """See Backend: refused."""
-        raise _in_parts("no process has whole blocks")
+        raise self._in_parts("no process has whole blocks")
 
     def block_bytes(self) -> tuple[int, ...]:
         """See Backend: blocks do not leave the cache."""
-        raise _in_parts("no process has whole blocks")
+        raise self._in_parts("no process has whole blocks")
 
     def read_blocks(self, group: int, blocks: Int32, out: UInt8) -> None:
         """See `block_bytes`."""
-        raise _in_parts("no process has whole blocks")
+        raise self._in_parts("no process has whole blocks")
 
     def write_blocks(self, group: int, blocks: Int32, data: UInt8) -> None:
         """See `block_bytes`."""
-        raise _in_parts("no process has whole blocks")
+        raise self._in_parts("no process has whole blocks")
 
     def checksum(self, data: UInt8) -> int:
         """See Backend."""
@@ -175,73 +165,16 @@ class GroupBackend:
         return self._own.machine_rates()
 
     def progress(self) -> int:
-        """See Backend. Rank 0's: it stands still when another does."""
-        return self._own.progress()
+        """See Backend. Of all: the ranks wait for each other."""
+        return self._own.progress() + self._peers.progress()
 
     def close(self) -> None:
         """See Backend."""
         self._own.close()
         self._peers.close()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._resources.close()
 
-
-def _in_parts(why: str) -> TidemillError:
-    return unsupported(
-        "tensor_parallel", f"this needs a model in one process (tensor_parallel 1): {why}"
-    )
-
-
-def group_factory(config: EngineConfig, load: BackendFactory, lost: Lost | None) -> BackendFactory:
-    """A factory of backends whose model is computed by `config.tensor_parallel` processes.
-
-    Args:
-        config: the engine's configuration, which all of them load.
-        load: makes the backend of rank 0's part.
-        lost: called on another thread with how a rank ended; None: it is logged, and steps fail.
-    """
-    ranks = config.tensor_parallel
-
-    def factory(
-        spec: DecoderSpec,
-        tensors: TensorMap,
-        options: BackendOptions,
-        packed: PackedWeights | None = None,
-    ) -> Backend:
-        from tidemill.backends.native import group_bytes
-
-        if not hasattr(os, "memfd_create"):
-            raise unsupported("tensor_parallel", "tensor_parallel above 1 needs Linux")
-        descriptor = os.memfd_create("tidemill-ranks", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, group_bytes())
-        own: list[Backend] = []
-
-        def on_lost(how: str) -> None:
-            _log.error("%s; what it computed is lost", how)
-            for backend in own:
-                backend.fail_group()  # type: ignore[attr-defined]
-            if lost is not None:
-                lost(how)
-
-        peers: Peers | None = None
-        try:
-            part = replace(
-                options,
-                shard=Shard(0, ranks, descriptor),
-                threads=threads_of(options.threads, 0, ranks),
-            )
-            with pinned(0, ranks):
-                own.append(load(spec, tensors, part, packed))
-            peers = Peers(config, descriptor, on_lost)
-            peers.wait_loaded()
-        except BaseException:
-            if peers is not None:
-                peers.close()
-            for backend in own:
-                backend.close()
-            os.close(descriptor)
-            raise
-        return GroupBackend(own[0], peers, descriptor)
-
-    return factory
+    def _in_parts(self, why: str) -> TidemillError:
+        return unsupported(
+            self._setting, f"this needs a model in one process ({self._setting} 1): {why}"
+        )

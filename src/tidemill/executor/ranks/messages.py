@@ -1,12 +1,10 @@
-"""What rank 0 tells the other ranks: msgpack over a socket, arrays as bytes.
+"""What rank 0 tells the other ranks: msgpack, arrays as bytes (`channel`).
 
 A step is told without what concerns sampling, which rank 0 does alone.
 """
 
 from __future__ import annotations
 
-import socket
-import struct
 from functools import lru_cache
 
 import msgspec
@@ -20,11 +18,28 @@ from tidemill.backends.base import (
     SamplingInputs,
     StepInputs,
 )
+from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import RequestError
 
-_LENGTH = struct.Struct("<I")
 # Steps have few numbers of positions.
 _unsampled = lru_cache(64)(SamplingInputs.neutral)
+
+
+class Begin(msgspec.Struct):
+    """The first message: what a rank loads.
+
+    Attributes:
+        config: the engine's, as it holds where the rank runs.
+        rank, ranks: which, of how many.
+        layers: first layer of its stage, and the one after its last; None: its part of every layer.
+        alone: it is alone on its machine; else it has its share of threads and processors.
+    """
+
+    config: EngineConfig
+    rank: int
+    ranks: int
+    layers: tuple[int, int] | None = None
+    alone: bool = False
 
 
 class Table(msgspec.Struct, array_like=True):
@@ -64,6 +79,7 @@ class Step(msgspec.Struct, array_like=True, tag=True):
     overrides: Overrides | None
     states: Table
     snapshots: Table
+    hidden: bytes | None = None
 
 
 class Allocate(msgspec.Struct, array_like=True, tag=True):
@@ -100,47 +116,30 @@ CALLS = ("empty_cache", "release_weights", "restore_weights")
 Command = Step | Allocate | LimitCache | MoveBlocks | Do
 
 
-class Reply(msgspec.Struct, array_like=True):
+class Reply(msgspec.Struct, array_like=True, tag=True):
     """That a command (every one but a step), or loading, has ended; memory as of then.
 
     Attributes:
         error: why it failed, or None.
         memory: weight, KV, mapped and promised bytes; see `backends.base.BackendMemory`.
+        identity: of loading: what the bits depend on that it computes.
     """
 
     error: RequestError | None = None
     memory: tuple[int, int, int, int] = (0, 0, 0, 0)
+    identity: str = ""
+
+
+class Beat(msgspec.Struct, array_like=True, tag=True):
+    """That a rank is there, and `backends.base.Backend.progress` of it."""
+
+    progress: int = 0
 
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
-decode_reply = msgspec.msgpack.Decoder(Reply).decode
-
-
-def send(link: socket.socket, message: Command | Reply) -> None:
-    """Send one message. Raises OSError when the other process has ended."""
-    body = encode(message)
-    link.sendall(_LENGTH.pack(len(body)) + body)
-
-
-def receive(link: socket.socket) -> bytes | None:
-    """The next message's bytes; None when the other process has closed its end."""
-    head = _read(link, _LENGTH.size)
-    return None if head is None else _read(link, _LENGTH.unpack(head)[0])
-
-
-def _read(link: socket.socket, count: int) -> bytes | None:
-    data = bytearray(count)
-    view, got = memoryview(data), 0
-    while got < count:
-        try:
-            more = link.recv_into(view[got:])
-        except ConnectionError:
-            return None
-        if not more:
-            return None
-        got += more
-    return bytes(data)
+decode_begin = msgspec.msgpack.Decoder(Begin).decode
+decode_reply = msgspec.msgpack.Decoder(Reply | Beat).decode
 
 
 def table_of(array: Int32) -> Table:
@@ -178,6 +177,7 @@ def step_of(inputs: StepInputs) -> Step:
         else Overrides(given.tokens.tobytes(), given.rows.shape[1], given.rows.tobytes()),
         states=table_of(inputs.states),
         snapshots=table_of(inputs.snapshots),
+        hidden=None if inputs.hidden is None else inputs.hidden.tobytes(),
     )
 
 
@@ -207,6 +207,7 @@ def inputs_of(step: Step) -> StepInputs:
         overrides=None if given is None else _overrides(given),
         second=_int32s(step.second),
         drafts=drafts,
+        hidden=None if step.hidden is None else np.frombuffer(step.hidden, np.uint8),
     )
 
 

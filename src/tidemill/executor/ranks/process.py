@@ -1,34 +1,39 @@
-"""A rank's process: `python -m tidemill.executor.ranks.process RANK RANKS SOCKET MEMORY LOG`.
+"""A rank's process: `python -m tidemill.executor.ranks.process SOCKET,STATES LOG`.
 
 It loads its part of the model and runs the commands of rank 0, whose end of the socket it outlives
-by nothing. SOCKET and MEMORY are inherited descriptors, LOG is FORM:LEVEL of its log; the
-configuration is the socket's first message.
+by nothing. SOCKET and STATES are inherited descriptors (STATES: `peers.start_process`), LOG is
+FORM:LEVEL of its log; what to load is the socket's first message.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 
-from tidemill.backends.base import Backend, Shard, StepHandle
+from tidemill.backends.base import Backend, BackendOptions, Shard, Stage, StepHandle
+from tidemill.base.build import build_id
 from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError
 from tidemill.base.heap import use_few_arenas
 from tidemill.base.log import get_logger, set_up_logging
-from tidemill.contract.config import EngineConfig
 from tidemill.contract.request import RequestError
+from tidemill.executor.ranks.channel import BEAT_SECONDS, Channel, LocalChannel
 from tidemill.executor.ranks.cpus import pin_rank, threads_of
 from tidemill.executor.ranks.messages import (
     CALLS,
     Allocate,
+    Beat,
+    Begin,
     Command,
     Do,
     LimitCache,
@@ -36,10 +41,10 @@ from tidemill.executor.ranks.messages import (
     Reply,
     Step,
     array_of,
+    decode_begin,
     decode_command,
+    encode,
     inputs_of,
-    receive,
-    send,
 )
 
 _log = get_logger(__name__)
@@ -47,17 +52,38 @@ _log = get_logger(__name__)
 MAX_OUTSTANDING = 2
 
 
-def load_part(config: EngineConfig, shard: Shard) -> Backend:
-    """Load this rank's part of a configuration's model; returns when all weights are packed."""
+def part_of(begin: Begin, descriptors: Sequence[int], options: BackendOptions) -> BackendOptions:
+    """The options of a rank's backend."""
+    rank, ranks = begin.rank, begin.ranks
+    if not begin.alone:
+        options = replace(options, threads=threads_of(options.threads, rank, ranks))
+    if begin.layers is None:
+        return replace(options, shard=Shard(rank, ranks, *descriptors))
+    return replace(options, stage=Stage(rank, ranks, range(*begin.layers), *descriptors))
+
+
+def identity_of(digest: bytes, backend: Backend) -> str:
+    """What the bits depend on that a rank computes."""
+    options = backend.options
+    types = f"{options.dtype}/{options.quantize}/{options.kv_dtype}"
+    return f"weights {digest.hex()}, {backend.memory().isa}, {types}, build {build_id()}"
+
+
+def load_part(begin: Begin, descriptors: Sequence[int]) -> tuple[Backend, str]:
+    """Load this rank's part of a configuration's model; returns when all weights are packed.
+
+    Returns:
+        The backend, and its identity.
+    """
     from tidemill.worker.opening import open_files
     from tidemill.worker.packed import kept_weights
 
-    opened = open_files(config)
+    opened = open_files(begin.config)
     files, tensors = opened.files, opened.tensors
-    threads = threads_of(opened.options.threads, shard.rank, shard.ranks)
-    options = replace(opened.options, shard=shard, threads=threads)
+    options = part_of(begin, descriptors, opened.options)
+    digest = files.digest()
     packed = kept_weights(
-        config, files, files.digest(), threads, tensors.error_note, lambda line: None
+        begin.config, files, digest, options.threads, tensors.error_note, lambda line: None
     )
     backend: Backend = opened.module.load(files.spec, tensors, options, packed)
     ended: queue.SimpleQueue[TidemillError | None] = queue.SimpleQueue()
@@ -68,14 +94,14 @@ def load_part(config: EngineConfig, shard: Shard) -> Backend:
     tensors.forget()
     for file in files.files:
         file.release_pages()
-    return backend
+    return backend, identity_of(digest, backend)
 
 
 class RankServer:
     """Runs commands on a backend, in the order in which they come."""
 
-    def __init__(self, backend: Backend, link: socket.socket) -> None:
-        self._backend, self._link = backend, link
+    def __init__(self, backend: Backend, channel: Channel) -> None:
+        self._backend, self._channel = backend, channel
         self._steps: deque[StepHandle] = deque()
 
     def run(self, command: Command) -> None:
@@ -88,9 +114,9 @@ class RankServer:
         try:
             self._change(command)
         except TidemillError as error:
-            send(self._link, Reply(told(error), memory_of(self._backend)))
+            self._channel.send(encode(Reply(told(error), memory_of(self._backend))))
         else:
-            send(self._link, Reply(None, memory_of(self._backend)))
+            self._channel.send(encode(Reply(None, memory_of(self._backend))))
 
     def _settle(self, most: int) -> None:
         """Wait until at most so many steps are outstanding."""
@@ -131,48 +157,67 @@ def told(error: Exception) -> RequestError:
     return RequestError(ErrorKind.INTERNAL, f"a process of the model failed: {error!r}")
 
 
-def serve(rank: int, ranks: int, link: socket.socket, memory: int) -> None:
-    """Load, then run commands until the link ends."""
+class Heart:
+    """Tells rank 0, on a thread, that this process is there and how far it is."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.backend: Backend | None = None
+        self._channel = channel
+        threading.Thread(target=self._beat, name="tidemill-rank-beat", daemon=True).start()
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):  # rank 0 has ended
+            while True:
+                backend = self.backend
+                self._channel.send(encode(Beat(0 if backend is None else backend.progress())))
+                time.sleep(BEAT_SECONDS)
+
+
+def serve(channel: Channel, descriptors: Sequence[int]) -> None:
+    """Load, then run commands until the channel ends."""
     commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-    first = receive(link)
+    first = channel.receive()
     if first is None:
         return
 
     def read() -> None:
-        while (body := receive(link)) is not None:
+        while (body := channel.receive()) is not None:
             commands.put(decode_command(body))
         os._exit(0)  # rank 0 has ended: no step can be finished, and no state needs to be saved
 
-    config = msgspec.json.decode(first, type=EngineConfig)
+    begin = decode_begin(first)
     threading.Thread(target=read, name="tidemill-rank-link", daemon=True).start()
-    pin_rank(rank, ranks)
+    heart = Heart(channel)
+    if not begin.alone:
+        pin_rank(begin.rank, begin.ranks)
     try:
-        backend = load_part(config, Shard(rank, ranks, memory))
+        backend, identity = load_part(begin, descriptors)
     except Exception as error:
         if not isinstance(error, TidemillError):
-            _log.exception("rank %d could not load its part of the model", rank)
-        send(link, Reply(told(error)))
+            _log.exception("rank %d could not load its part of the model", begin.rank)
+        channel.send(encode(Reply(told(error))))
         return
-    send(link, Reply(None, memory_of(backend)))
-    server = RankServer(backend, link)
+    heart.backend = backend
+    channel.send(encode(Reply(None, memory_of(backend), identity)))
+    server = RankServer(backend, channel)
     while True:
         server.run(commands.get())
 
 
 def main() -> int:
     """Run a rank; see the module docstring."""
-    rank, ranks, descriptor, memory = map(int, sys.argv[1:-1])
+    link, *descriptors = map(int, sys.argv[1].split(","))
     # Ctrl-C reaches the terminal's whole process group; rank 0 decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     use_few_arenas()
-    form, level = sys.argv[-1].split(":")
-    set_up_logging(f"rank {rank}", level, form)
+    form, level = sys.argv[2].split(":")
+    set_up_logging("rank", level, form)
     try:
-        serve(rank, ranks, socket.socket(fileno=descriptor), memory)
+        serve(LocalChannel(socket.socket(fileno=link)), descriptors)
     except OSError:
         return 1  # rank 0 has ended
     except Exception:
-        _log.exception("rank %d of the model fails", rank)
+        _log.exception("a process that computes a part of the model fails")
         os._exit(1)
     return 0
 
