@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+import pytest
 from helpers.drive import Machine, request
 from helpers.fake_backend import expected_tokens
 from hypothesis import settings
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tidemill.contract.moves import Name, PeerLoad, RemotePrefill, Tier
+from tidemill.memory import tiers
 from tidemill.sched.cost import Load
 
 VOCAB = 5
@@ -317,6 +319,44 @@ def test_a_prefix_of_another_engine_is_brought() -> None:
     [stats] = receiver.scheduler.stats().tiers
     assert stats.tier is Tier.PEER and stats.tokens == 36
     assert sender.server is not None and sender.server.outbox.held_bytes == 0
+
+
+def _slow(monkeypatch: pytest.MonkeyPatch, computes: bool) -> tuple[Machine, Machine, Way]:
+    """A receiver that believes that bringing is slower than computing: it is not."""
+    monkeypatch.setitem(tiers.FIRST_BANDWIDTH, Tier.PEER, 1.0)
+    sender = Machine(serves=True, num_blocks=400)
+    way = Way(sender)
+    receiver = Machine(peers=way, num_blocks=400)
+    way.hurried, way.computes = True, computes
+    for _ in range(40):
+        receiver.scheduler.cost.observe(Load(4, 10, 4), 0.1)
+    return sender, receiver, way
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_a_slow_way_is_tried_again_now_and_then(
+    computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver, way = _slow(monkeypatch, computes)
+    cached = []
+    for turn in range(1, 16):
+        receiver.now = turn * (tiers.EXPLORE_SECONDS + 1)
+        for which in range(2):
+            name, prompt = f"{turn} {which}", [2 * turn + which] * 40
+            if not computes:
+                sender.submit(request(name, prompt, 1))
+                sender.run()
+            receiver.submit(request(name, prompt, 4))
+            receiver.run()
+            assert receiver.tokens(name) == expected_tokens(prompt, 4, 97)
+            cached.append(receiver.collected[name, 0].outputs[0].cached_tokens)
+        if cached[-1] == 36:
+            break
+        assert len(way.fetches) == turn  # the first of two prompts, with some blocks
+        assert all(len(fetch.names) <= tiers.PROBE_BLOCKS for fetch in way.fetches)
+    assert cached[0] == 0 and cached[-1] == 36
+    [stats] = receiver.scheduler.stats().tiers
+    assert stats.tokens == sum(cached)
 
 
 def _asked_for(sender: Machine, receiver: Machine, way: Way, prompt: list[int]) -> Fetch:

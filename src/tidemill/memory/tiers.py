@@ -34,6 +34,17 @@ FIRST_BANDWIDTH = {Tier.RAM: 2e9, Tier.DISK: 2e8, Tier.PEER: 5e7}
 better than this, and what is slower than this is rare."""
 
 BANDWIDTH_RATE = 0.3
+LATE_RATE = 0.7
+"""Of what a probe measures."""
+
+EXPLORE_SECONDS = 30.0
+"""After so long a tier that is believed too slow is measured again, with `PROBE_BLOCKS` that nobody
+waits for: else it would never be tried again."""
+
+PROBE_BLOCKS = 4
+PROBE_ROOM = 64
+"""There must be so many free blocks."""
+
 LOAD_SECONDS = 0.003
 """Of a load, whatever it brings: the threads are woken, and a step may have to end first."""
 
@@ -56,6 +67,7 @@ class Load:
         nbytes: of these.
         emptied: `KVMemory.emptied` at its start.
         computed: another engine computes them.
+        awaited: sequences may wait for it.
     """
 
     load_id: int
@@ -65,6 +77,7 @@ class Load:
     nbytes: int
     emptied: int
     computed: bool = False
+    awaited: bool = True
 
 
 class Tiers:
@@ -125,6 +138,9 @@ class Tiers:
         self._saves: list[SaveBlock] = []  # to be sent
         self._new: list[LoadBlocks] = []
         self._bandwidth = {tier: FIRST_BANDWIDTH[tier] for tier in tiers}
+        self._measured = dict.fromkeys(tiers, 0.0)  # when that was, or was begun
+        self._late: set[Tier] = set()  # what is measured next counts more
+        self._probes: list[tuple[Sequence[BlockKey], RemotePrefill | None]] = []
         memory.watcher = self
 
     # -- down --------------------------------------------------------------------------------
@@ -221,22 +237,42 @@ class Tiers:
         found: Sequence[tuple[int, ...]],
         keys: Sequence[BlockKey],
         prefill: RemotePrefill | None = None,
+        *,
+        awaited: bool = True,
     ) -> Load:
-        """Bring blocks behind those found on the device, into free ones, which there must be; with
-        `prefill` another engine computes those that it does not have."""
+        """Bring blocks behind those found on the device, into free ones, which there must be.
+
+        Args:
+            found: on the device.
+            keys: to bring.
+            prefill: another engine computes those that it does not have.
+            awaited: sequences may wait for it.
+        """
         first, size = len(found), self._memory.block_size
         lease = self._memory.lease(found)
         lease.grow((first + len(keys)) * size)
         load = Load(
             next(self._ids), lease, first, keys, len(keys) * self._block_bytes,
-            self._memory.emptied, prefill is not None,
+            self._memory.emptied, prefill is not None, awaited,
         )  # fmt: skip
         self.loads[load.load_id] = load
-        for key in keys:
+        for key in keys if awaited else ():
             self.coming.setdefault(key.digest, load)
         targets = tuple(zip(*(table[first:] for table in lease.tables), strict=True))
         self._new.append(LoadBlocks(load.load_id, tuple(keys), targets, prefill))
         return load
+
+    def may_probe(self, tier: Tier, now: float) -> bool:
+        """It was not measured for a while."""
+        return now - self._measured[tier] >= EXPLORE_SECONDS
+
+    def probe(
+        self, tier: Tier, keys: Sequence[BlockKey], now: float, prefill: RemotePrefill | None = None
+    ) -> None:
+        """Measure a tier with the first of these blocks, once this step's sequences have theirs."""
+        self._measured[tier] = now
+        self._late.add(tier)
+        self._probes.append((keys[:PROBE_BLOCKS], prefill))
 
     def cancel(self, load: Load) -> None:
         """Nobody waits for it any more. Its blocks are free once that is reported."""
@@ -253,14 +289,18 @@ class Tiers:
                 self._save(key, blocks, *self._own)
         if Tier.RAM in self.tiers:
             self._save_next_evicted()
+        probes, self._probes = self._probes, []
+        for keys, prefill in probes:
+            if self._memory.num_free >= PROBE_ROOM:
+                self.load((), keys, prefill, awaited=False)
         if self._saves or self._new:
             saves, loads = tuple(self._saves), tuple(self._new)
             self._saves.clear()
             self._new.clear()
             self._send(BlockMoves(saves=saves, loads=loads, after=after))
 
-    def take(self, report: MoveReport) -> list[Load]:
-        """What has ended. Brought blocks are findable from now on, like blocks just freed.
+    def take(self, report: MoveReport, now: float) -> list[Load]:
+        """What has ended by now. Brought blocks are findable from now on, like blocks just freed.
 
         Returns:
             The loads that have ended.
@@ -272,15 +312,16 @@ class Tiers:
                 del held[digest]
         self.offer(report.offers)
         self.figures.update(report.figures)
-        return [self._ended(done) for done in report.loads]
+        return [self._ended(done, now) for done in report.loads]
 
-    def _ended(self, done: LoadDone) -> Load:
+    def _ended(self, done: LoadDone, now: float) -> Load:
         load = self.loads.pop(done.load_id)
         for key in load.keys:
             if self.coming.get(key.digest) is load:
                 del self.coming[key.digest]
-        self.prefills += load.computed
-        self.lost_prefills += load.computed and done.blocks < len(load.keys)
+        given = load.computed and load.awaited
+        self.prefills += given
+        self.lost_prefills += given and done.blocks < len(load.keys)
         good = done.blocks if load.emptied == self._memory.emptied else 0
         for i, key in enumerate(load.keys[:good]):
             load.lease.publish(load.first + i, key)
@@ -288,8 +329,9 @@ class Tiers:
                 self._announce(key.digest, True)
         load.lease.close()
         for one in done.traffic:
-            self.brought[one.tier] += one.blocks * self._memory.block_size
-            self._measure(one)
+            if load.awaited:
+                self.brought[one.tier] += one.blocks * self._memory.block_size
+            self._measure(one, now)
         return load
 
     def tell(self) -> tuple[TierStats, ...]:
@@ -306,9 +348,12 @@ class Tiers:
             for tier in self.tiers
         )
 
-    def _measure(self, one: TierTraffic) -> None:
+    def _measure(self, one: TierTraffic, now: float) -> None:
         if one.seconds > 0.0 and one.nbytes:
+            rate = LATE_RATE if one.tier in self._late else BANDWIDTH_RATE
+            self._late.discard(one.tier)
+            self._measured[one.tier] = now
             # Of seconds per byte, which add up, the mean is taken.
             before = 1 / self._bandwidth[one.tier]
-            now = before + BANDWIDTH_RATE * (one.seconds / one.nbytes - before)
-            self._bandwidth[one.tier] = 1 / now
+            after = before + rate * (one.seconds / one.nbytes - before)
+            self._bandwidth[one.tier] = 1 / after

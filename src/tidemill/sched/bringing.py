@@ -7,6 +7,7 @@ old place, and finds them like any cached prefix. Nothing is decided here that a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -30,17 +31,25 @@ class Bringing:
     Args:
         tiers: where blocks lie.
         cost: predicts the time of steps.
+        clock: seconds.
         remote: has other engines compute prompts; None: there are none.
 
     Attributes:
         waiting: sequences that wait for blocks, by id, and the load each waits for.
     """
 
-    def __init__(self, tiers: Tiers, cost: StepCost, remote: RemotePrefills | None = None) -> None:
+    def __init__(
+        self,
+        tiers: Tiers,
+        cost: StepCost,
+        clock: Callable[[], float],
+        remote: RemotePrefills | None = None,
+    ) -> None:
         self.tiers = tiers
         self.remote = remote
         self.waiting: dict[int, tuple[Sequence, Load]] = {}
         self._cost = cost
+        self._clock = clock
 
     def begin(self, seq: Sequence, found: list[tuple[int, ...]], size: int, step: int) -> bool:
         """Let a sequence wait for its next blocks; False: what it lacks is to be computed.
@@ -76,6 +85,9 @@ class Bringing:
     ) -> Load | None:
         below = self.tiers.below(keys)
         count = self._worth(below, len(found) * size, size, step)
+        if count < len(below) and self.tiers.may_probe(below[count], self._clock()):
+            run = next(groupby(zip(below[count:], keys[count:], strict=False), lambda one: one[0]))
+            self.tiers.probe(run[0], [key for _, key in run[1]], self._clock())
         if self.remote is not None:
             prefill = self.remote.choose(seq, len(found), keys, below, count)
             if prefill is not None:
@@ -98,7 +110,7 @@ class Bringing:
 
     def take(self, report: MoveReport) -> list[Sequence]:
         """What has become of moves; returns the sequences that are to be queued again."""
-        ended = self.tiers.take(report)
+        ended = self.tiers.take(report, self._clock())
         if not ended:
             return []
         ready = [seq for seq, load in self.waiting.values() if load in ended]

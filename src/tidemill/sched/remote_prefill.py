@@ -19,7 +19,7 @@ from tidemill.contract.moves import (
     Tier,
 )
 from tidemill.memory.prefix import BlockKey
-from tidemill.memory.tiers import Tiers
+from tidemill.memory.tiers import PROBE_BLOCKS, Tiers
 from tidemill.sched.cost import computing
 from tidemill.sched.sequence import Sequence
 from tidemill.sched.state import State
@@ -96,16 +96,30 @@ class RemotePrefills:
         whole = self._tiers.seconds((Tier.PEER,) * len(keys))
         last = self._tiers.seconds((Tier.PEER,) * min(len(keys), max(1, step // size)))
         best, best_took, best_cost = "", 0.0, ADVANTAGE * here
+        near = ""  # what would be chosen if the way took no time
         for address, load in loads:
             there = left * load.chunk / own_chunk if load.chunk and own_chunk else left
             took = load.pending + max(there + last, whole)
             if took + there * load.streams < best_cost:
                 best, best_took, best_cost = address, took, took + there * load.streams
-        if not best:
-            return None
-        names = tuple(seq.keys_up_to(found, size))
-        prompt = PrefillPrompt(
-            *(names, request.cache_salt, request.tenant, request.weight, request.priority),
-            seq.background,
-        )
-        return RemotePrefill(prompt, best, max(LEAST_SECONDS, PATIENCE * best_took))
+            if load.pending + there * (1 + load.streams) < ADVANTAGE * here:
+                near = address
+        if best:
+            return _asked(seq, seq.keys_up_to(found, size), best, PATIENCE * best_took)
+        now = state.clock()
+        full = found + len(keys) >= PROBE_BLOCKS
+        if near and full and not at_peers and self._tiers.may_probe(Tier.PEER, now):
+            first = seq.keys_up_to(PROBE_BLOCKS, size)
+            self._tiers.probe(Tier.PEER, first, now, _asked(seq, (), near, LEAST_SECONDS))
+        return None
+
+
+def _asked(
+    seq: Sequence, before: TypingSequence[BlockKey], address: str, seconds: float
+) -> RemotePrefill:
+    request = seq.owner.request
+    prompt = PrefillPrompt(
+        *(tuple(before), request.cache_salt, request.tenant, request.weight, request.priority),
+        seq.background,
+    )
+    return RemotePrefill(prompt, address, max(LEAST_SECONDS, seconds))

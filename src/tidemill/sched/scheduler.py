@@ -120,7 +120,7 @@ class Scheduler:
                 from tidemill.sched.remote_prefill import RemotePrefills  # few have peers
 
                 remote = RemotePrefills(self._state, tiers)
-            self._state.bringing = Bringing(tiers, self._state.cost, remote)
+            self._state.bringing = Bringing(tiers, self._state.cost, clock, remote)
         self._awaits_moves = False
         self._memory_pressure = MemoryPressure(limits)
         self._requests: dict[tuple[int, str], RequestState] = {}
