@@ -37,6 +37,7 @@ COMMANDS = {
     "rm": ("library", "remove"),
     "rollout": ("rollout", "rollout"),
     "engines": ("engines", "engines"),
+    "cluster": ("cluster", "cluster"),
     "plan": ("plan", "plan"),
     "calibrate": ("calibrate", "calibrate"),
     "simulate": ("simulate", "simulate"),

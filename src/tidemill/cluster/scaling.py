@@ -95,7 +95,7 @@ class Objectives:
 
     def __post_init__(self) -> None:
         """Raises ValueError with the name of what is wrong."""
-        if not 0 <= self.min_engines <= self.max_engines or self.max_engines < 1:
+        if not 0 <= self.min_engines <= self.max_engines:
             raise ValueError("min_engines: must be 0 or more, and at most max_engines")
         for name in ("target_wait", "target_load", "burst"):
             if not getattr(self, name) > 0:
