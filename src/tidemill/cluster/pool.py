@@ -117,7 +117,8 @@ class Pool:
         drain, start = list(decision.drain), decision.start
         if old:
             self._rolling = decision.desired
-            drain, start = self._replace(decision, staying, old)
+            leaving = len(draining) > len(reusable)
+            drain, start = self._replace(decision, staying, old, leaving=leaving)
         idle = {one.name for one in staying if one.facts.state is State.STARTING}
         return Actions(
             start=start if now >= self._next_start else 0,
@@ -128,9 +129,15 @@ class Pool:
         )
 
     def _replace(
-        self, decision: Decision, staying: Sequence[Engine], old: Sequence[Engine]
+        self,
+        decision: Decision,
+        staying: Sequence[Engine],
+        old: Sequence[Engine],
+        *,
+        leaving: bool,
     ) -> tuple[list[str], int]:
-        """Engines that go, old ones first, and new ones that start."""
+        """Engines that go, old ones first, and new ones that start: one at a time beside what the
+        load asks for, and none while an old one is `leaving`, whose place it may need."""
         new = [one for one in staying if one not in old]
         ready = [one for one in new if one.facts.state is State.READY]
         surplus = max(0, len(ready) + len(old) - decision.desired)
@@ -139,7 +146,8 @@ class Pool:
         names += [one.name for one in ready[: max(0, surplus - len(old))]]
         coming = len(new) - len(ready)
         wanted = max(0, decision.desired - len(ready))
-        room = max(1, decision.start) - coming
+        replacing = 0 if names or leaving else 1
+        room = max(replacing, decision.start) - coming
         return names, max(0, min(wanted, room))
 
     def _rank(self, engine: Engine) -> int:
