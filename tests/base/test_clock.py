@@ -20,6 +20,7 @@ SHOWN = {
     "gateway/translate/chat_to_messages.py",
     *("gateway/targets.py", "gateway/shared.py"),  # budgets of a day; notes to others
     "gateway/examine.py",  # clocks compared
+    "cluster/controller.py",  # names of engines: unique over controllers and machines
     *("worker/packed_store.py", "worker/packed.py", "worker/tiers/disk.py"),
     # Dates that are kept: of keys, files, batches, usage, audit; days and months of budgets.
     *(f"store/{name}.py" for name in ("audit", "count", "database", "limit_acts", "report")),

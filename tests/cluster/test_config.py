@@ -108,11 +108,11 @@ def test_secrets_come_from_the_environment() -> None:
     made = deployment(open_, {"TIDEMILL_API_KEY": "mine"}, "drawn")
     spec = gateways.spec(made, "g", None, "")
     assert made.client_key == "" and "--insecure" in spec.arguments
-    assert "TIDEMILL_API_KEY" not in spec.env and spec.env["TIDEMILL_ENGINE_KEY"] == "drawn"
+    assert "TIDEMILL_API_KEY" not in spec.env and spec.env["ENGINE_KEY"] == "drawn"
 
 
 def test_the_gateways_file_is_one_of_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEMILL_ENGINE_KEY", "k")
+    monkeypatch.setenv("ENGINE_KEY", "k")
     config = checked(
         {
             "models": [{**ONE, "hold": "1m"}],

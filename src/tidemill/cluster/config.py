@@ -22,7 +22,7 @@ Duration = float | int | str
 """Seconds, or a text such as ``5m``."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,48}")
-ENGINE_KEY = "TIDEMILL_ENGINE_KEY"
+ENGINE_KEY = "ENGINE_KEY"
 """The variable in which gateways have the key of engines."""
 
 CLIENT_KEY = "TIDEMILL_API_KEY"

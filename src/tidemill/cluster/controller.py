@@ -171,7 +171,7 @@ class Controller:
     def _held(self, model: ModelConfig) -> Held:
         """Requests that wait at gateways for a model."""
         requests, tokens = 0, 0
-        rates = [rate for one in self._gateways.values() for rate in one.rates.values()]
+        rates = [rate for one in self._gateways.values() for rate in one.rates.values() if rate]
         for one in self._gateways.values():
             more, their_tokens = one.held.get(model.name, (0, 0))
             requests, tokens = requests + more, tokens + their_tokens
@@ -260,8 +260,8 @@ class Controller:
 
     def _name(self, of: str) -> str:
         """A name that nothing had before; later ones are greater."""
-        self._names += 1
-        return f"{of}-{int(wall() * 10):x}{self._names % 4096:03x}"
+        self._names = max(self._names + 1, int(wall() * 1e6))
+        return f"{of}-{self._names:x}"
 
     # -- gateways ------------------------------------------------------------------------------
 

@@ -62,7 +62,8 @@ def surplus(
     going = [one.name for one in existing if nodes is not None and one.node not in nodes]
     if nodes is None:
         going = [one.name for one in existing[deployment.config.gateway.count :]]
-    if not going and all(one.phase is Phase.READY for one in existing):
+    whole = not missing(deployment.config.gateway, existing, nodes)
+    if not going and whole and all(one.phase is Phase.READY for one in existing):
         going = [one.name for one in existing if one.digest != wanted][:1]
     return going
 
