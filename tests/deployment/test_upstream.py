@@ -55,7 +55,14 @@ def test_what_is_wrong_is_said_where_it_stands(
     assert place in line and said in line and "t.toml:" in line and "u:p" not in line
 
 
-def test_a_change_takes_another_start(deploy: Deploy) -> None:
-    other = deploy(FILE.replace("8000", "9000"))
-    [change] = difference(deploy(FILE), other).rejected
-    assert (change.table, change.key) == ("upstream", "targets")
+def test_a_change_is_applied_in_place(deploy: Deploy) -> None:
+    found = difference(deploy(FILE), deploy(FILE.replace("8000", "9000")))
+    [change] = found.server
+    assert (change.table, change.key) == ("upstream", "targets") and not found.rejected
+
+
+def test_a_first_one_and_the_last_one_s_end_take_another_start(deploy: Deploy) -> None:
+    for before, after in (("", FILE), (FILE, "")):
+        found = difference(deploy(before), deploy(after))
+        assert {change.key for change in found.rejected} == {"targets", "fallbacks"}
+        assert not found.server

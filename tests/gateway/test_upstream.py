@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -175,6 +177,42 @@ def test_the_deployment_file_of_a_real_server(target: ScriptedTarget, tmp_path: 
             *("here", "a")
         ]
         assert 'target="a"' in real.http.get("/metrics").text
+        _check_reload(real, file, target)
+
+
+def _check_reload(real: RealServer, file: Path, target: ScriptedTarget) -> None:
+    """Other targets, none that are wrong, and not none at all."""
+    text = file.read_text()
+
+    def reloaded(new: str) -> tuple[int, str]:
+        file.write_text(new)
+        answer = real.http.post("/admin/reload")
+        return answer.status_code, answer.text
+
+    def names() -> list[str]:
+        found = real.http.get("/admin/targets").json()["targets"]
+        return [one["name"] for one in found]
+
+    given = real.http.get("/admin/targets").json()["targets"][1]["given"]
+    more = f"""[[upstream.targets]]\nname = "b"\nurl = "{target.url}"\nmodels = ["late"]
+        kind = "vllm"\n[upstream.routing]\noverflow_seconds = 9.0\n"""
+    status, said = reloaded(text + more)
+    assert status == 200 and "upstream.targets" in said
+    targets = real.http.get("/admin/targets").json()["targets"]
+    assert [one["name"] for one in targets] == ["here", "a", "b"]
+    assert targets[1]["given"] == given > 0  # it is the same one
+    answer = real.http.post(CHAT, json={**ASK, "model": "late"})
+    assert answer.headers["x-tidemill-target"] == "b"
+    assert reloaded(text + more.replace("kind", "kin"))[0] == 400 and names()[2:] == ["b"]
+    status, said = reloaded(text[: text.index("[[upstream")])
+    assert status == 400 and "restart the server" in said and names()[2:] == ["b"]
+    file.write_text(text)
+    real.process.send_signal(signal.SIGHUP)
+    ends = time.monotonic() + 20
+    while len(names()) > 2:
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    assert real.http.post(CHAT, json={**ASK, "model": "late"}).status_code == 404
 
 
 def test_its_own_answers_are_explained_as_ever_and_others_by_their_targets(

@@ -127,6 +127,7 @@ class DeployedModels:
                 pipelines_restarted=tuple(pipelines[name] for name in restarted),
             ),
             names=name_options(new),
+            upstream=new.upstream,
             order=tuple(options),
             memory=memory,
             drain_timeout=new.server.drain_timeout,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tidemill.base.errors import config_error
@@ -112,6 +112,12 @@ class Difference:
 def difference(old: Deployment, new: Deployment) -> Difference:
     """What must be done so that a server of `old` becomes one of `new`."""
     changes = tuple(_changes(old, new))
+    if bool(old.upstream) != bool(new.upstream):
+        # Its routes are those of a server that has one, or of one that has none.
+        changes = tuple(
+            replace(change, apply=Apply.SERVER) if change.table == "upstream" else change
+            for change in changes
+        )
     models = {model.name for model in old.models}, {model.name for model in new.models}
     names = {name.name for name in old.names}, {name.name for name in new.names}
     pipelines = {p.name for p in old.pipelines}, {p.name for p in new.pipelines}

@@ -594,7 +594,7 @@ PIPELINE = (
 )
 
 UPSTREAM = tuple(
-    Setting(*(key, kind, None), help, Apply.SERVER, flag=False)
+    Setting(*(key, kind, None), help, Apply.IN_PLACE, flag=False)
     for key, kind, help in (
         (
             "targets",

@@ -64,6 +64,11 @@ class Here:
         self.target = Target(config, routing)
         self.target.listed = Names(context)
         self._host = context.host
+        self._most = OVERFLOW_SECONDS
+        self.permit(routing)
+
+    def permit(self, routing: RoutingConfig) -> None:
+        """How long a request may wait here although others could answer it."""
         most = routing.overflow_seconds
         self._most = OVERFLOW_SECONDS if most is None else most
 

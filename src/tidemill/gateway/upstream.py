@@ -62,6 +62,14 @@ class Upstream:
         if self._shares:
             self._shared = share(self.fleet, self._context)
 
+    async def reload(self, table: Mapping[str, Any]) -> None:
+        """Go on with other tables: targets that stay as they are keep what is known of them."""
+        config = checked(table, "upstream")
+        self.here.permit(config.routing)
+        gone = self.fleet.reload(config)
+        self._probes.start()
+        await self._probes.leave(gone)
+
     async def close(self) -> None:
         """End that, and close what is idle."""
         await self._probes.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -81,6 +81,9 @@ class Extension(Protocol):
 
     def start(self) -> None:
         """The event loop runs."""
+
+    async def reload(self, table: Mapping[str, Any]) -> None:
+        """The deployment says this of it from now on; it was checked."""
 
     async def close(self) -> None:
         """The server has ended."""

@@ -201,6 +201,8 @@ async def _run(options: ServeOptions, listener: socket.socket, say: Say) -> int:
         options.manager.tell("READY=1")
         if extension is not None:
             extension.start()
+            if context.manager is not None:
+                context.manager.follow_upstream = extension.reload
         return await _until_stopped(http, context, signals, options, say)
     finally:
         if extension is not None:

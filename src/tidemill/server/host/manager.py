@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -54,6 +54,7 @@ class ModelManager:
         loader: makes a model's loader.
         pipeline: makes a pipeline, which is its own loader.
         follow_names: serves these names with versions, and no others of a deployment.
+        follow_upstream: has the targets of these tables of `[upstream]`, and no others.
         on_reload: called after each reload, when its models are in force.
         drain_timeout: as a reload said last; None: none did.
     """
@@ -63,6 +64,7 @@ class ModelManager:
     loader: Callable[[ModelOptions], TextLoader]
     pipeline: Callable[[PipelineOptions], Pipeline]
     follow_names: Callable[[Sequence[NameOptions]], None] = lambda names: None
+    follow_upstream: Callable[[Mapping[str, Any]], Awaitable[None]] | None = None
     on_reload: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     drain_timeout: float | None = None
     _looked: float = field(default_factory=monotonic)
@@ -106,6 +108,8 @@ class ModelManager:
             if found.memory != self.host.budget:
                 self.host.rebudget(found.memory)
             self.drain_timeout = found.drain_timeout
+            if self.follow_upstream is not None and found.upstream:
+                await self.follow_upstream(found.upstream)
             found.commit()
             for hook in self.on_reload:
                 await hook()

@@ -104,6 +104,7 @@ class Reload:
         document: the differences, for administrators.
         commit: called when they are in force.
         names: every name with versions.
+        upstream: the tables of `[upstream]`, checked; empty: there is none.
     """
 
     models: ModelChanges
@@ -113,6 +114,7 @@ class Reload:
     document: dict[str, Any]
     commit: Callable[[], None]
     names: tuple[NameOptions, ...] = ()
+    upstream: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
