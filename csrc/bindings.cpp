@@ -199,6 +199,20 @@ void write_blocks(Executor& e, int64_t group, const Blocks& blocks, const Bytes&
   });
 }
 
+void read_state(Executor& e, int64_t state, int64_t at, const WritableBytes& out) {
+  nb::gil_scoped_release release;
+  e.with_live_cache([&](KvCache& cache) {
+    cache.states().read(state, at, static_cast<int64_t>(out.size()), out.data());
+  });
+}
+
+void write_state(Executor& e, int64_t state, int64_t at, const Bytes& data, int64_t tokens) {
+  nb::gil_scoped_release release;
+  e.with_live_cache([&](KvCache& cache) {
+    cache.states().write(state, at, static_cast<int64_t>(data.size()), data.data(), tokens);
+  });
+}
+
 void bind_executor(nb::module_& m) {
   nb::class_<Handle>(m, "Handle")
       .def("set_mask", &Handle::set_mask, "row"_a, "draft"_a, "bits"_a)
@@ -303,6 +317,8 @@ void bind_executor(nb::module_& m) {
            })
       .def("read_blocks", &read_blocks)
       .def("write_blocks", &write_blocks)
+      .def("read_state", &read_state)
+      .def("write_state", &write_state)
       .def("progress", &Executor::progress)
       .def("close", &Executor::close, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -1,5 +1,6 @@
 #include "memory/states.h"
 
+#include <cstring>
 #include <string>
 
 #include "runtime/error.h"
@@ -51,6 +52,25 @@ void StatePool::allocate(int64_t count) {
 void StatePool::free() {
   region_ = Region();
   covers_.clear();
+}
+
+void StatePool::check_part(int64_t id, int64_t at, int64_t size) const {
+  if (id < 0 || id >= count() || at < 0 || size < 0 || size > state_bytes() - at) {
+    throw internal_error("bytes " + std::to_string(at) + " to " + std::to_string(at + size) +
+                             " of state " + std::to_string(id) + " do not exist", "states");
+  }
+}
+
+void StatePool::read(int64_t id, int64_t at, int64_t size, uint8_t* out) const {
+  check_part(id, at, size);
+  std::memcpy(out, region_.data() + id * state_bytes() + at, static_cast<size_t>(size));
+}
+
+void StatePool::write(int64_t id, int64_t at, int64_t size, const uint8_t* bytes, int64_t tokens) {
+  check_part(id, at, size);
+  covers_[static_cast<size_t>(id)] = kNothing;
+  std::memcpy(region_.data() + id * state_bytes() + at, bytes, static_cast<size_t>(size));
+  covers_[static_cast<size_t>(id)] = tokens;
 }
 
 void StatePool::check(const StepInput& step) const {

@@ -27,6 +27,12 @@ class StatePool {
   const float* at(int32_t id, int64_t offset) const { return data(id) + offset; }
   float* at(int32_t id, int64_t offset) { return const_cast<float*>(data(id)) + offset; }
 
+  // Bytes at .. at + size of a state as they lie in memory, which mean the same to the same build and
+  // instruction set. A state that is written in parts covers `tokens` with its last one; -1: it is not
+  // complete yet. Steps may run that do not touch it. Error (Internal) beyond its end.
+  void read(int64_t id, int64_t at, int64_t size, uint8_t* out) const;
+  void write(int64_t id, int64_t at, int64_t size, const uint8_t* bytes, int64_t tokens);
+
   // Error (Internal) unless each row reads a state (-1: the empty initial state), and every state that
   // is written, snapshots included, is written once and read by no row.
   void check(const StepInput& step) const;
@@ -45,6 +51,7 @@ class StatePool {
   static std::vector<std::vector<Run>> runs(const StepInput& step);
 
  private:
+  void check_part(int64_t id, int64_t at, int64_t size) const;
   void check_snapshots(const StepInput& step, std::vector<bool>& taken) const;
   int64_t stride() const { return round_up(floats_, 16); }
   const float* data(int32_t id) const {

@@ -123,15 +123,20 @@ class Machine:
         disk_limit: int = 2**30,
         peers: Any = None,
         serves: bool = False,
+        snapshots: int = 0,
     ) -> None:
         self.vocab = vocab
-        self.memory = KVMemory((num_blocks,) * groups, block_size, prefix_caching=prefix_caching)
+        recurrent = snapshots > 0
+        self.memory = KVMemory(
+            (num_blocks,) * groups, block_size, prefix_caching=prefix_caching,
+            recurrent=recurrent, snapshots=snapshots,
+        )  # fmt: skip
         limits = Limits(
             max_num_seqs=max_num_seqs,
             max_step_tokens=max_step_tokens,
             max_model_len=max_model_len,
             vocab_size=vocab,
-            depth=depth,
+            depth=1 if recurrent else depth,
             layers=layers,
             speculation=speculate,
             always_draft=always_draft,
@@ -139,17 +144,22 @@ class Machine:
         self.now = 0.0
         self.backend = FakeBackend(tiny_spec(vocab, groups), block_size)
         self.backend.layers = layers
-        self.backend.allocate_cache((num_blocks,) * groups)
-        self.runner = Runner(self.backend, max_model_len, slots=2)
+        states = max_num_seqs if recurrent else 0
+        self.backend.allocate_cache((num_blocks,) * groups, states=2 * states + snapshots)
+        self.backend.recurrent = recurrent
+        self.runner = Runner(
+            self.backend, max_model_len, slots=2, states=states, snapshots=snapshots
+        )
         self.mover: Mover | None = None
         tiers = None
         self.server: BlockServer | None = None
         if ram or disk is not None or peers is not None or serves:
             nbytes = sum(self.backend.block_bytes())
             self.mover = self.runner.mover = Mover(
-                self.backend,
-                RamTier(ram * nbytes) if ram else None,
-                DiskTier(disk, disk_limit, b"i" * 32, nbytes, self.backend.checksum)
+                first_snapshot=self.runner.first_snapshot,
+                cache=self.backend,
+                ram=RamTier(ram * nbytes) if ram else None,
+                disk=DiskTier(disk, disk_limit, b"i" * 32, nbytes, self.backend.checksum)
                 if disk is not None
                 else None,
             )
@@ -158,7 +168,12 @@ class Machine:
                 if serves:
                     self.server = BlockServer(b"i" * 32, nbytes, crc32, self.mover.bring)
                 self.mover.attach(peers, self.server)
-            args = self.memory, self.runner.tiers, nbytes, 2 * max_step_tokens // block_size
+            args = (
+                self.memory,
+                self.runner.tiers,
+                self.mover.sizes,
+                2 * max_step_tokens // block_size,
+            )
             announce = self.runner.announce if serves else None
             loads = self.runner.peer_loads if peers is not None else None
             tiers = Tiers(*args, self.runner.tier_of, self.runner.move, announce, loads)

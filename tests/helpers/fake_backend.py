@@ -30,6 +30,7 @@ from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError
 from tidemill.models.spec import Attention, DecoderSpec, Layer, Mlp
 
 UNWRITTEN = -7
+STATE_BYTES = 40
 
 
 def tiny_spec(vocab_size: int = 97, groups: int = 1, max_positions: int = 4096) -> DecoderSpec:
@@ -46,6 +47,12 @@ def tiny_spec(vocab_size: int = 97, groups: int = 1, max_positions: int = 4096) 
         norm_eps=1e-6,
         tied_embeddings=True,
     )
+
+
+def state_of(context: list[int]) -> np.ndarray:
+    """The recurrent state after these tokens."""
+    data = np.array(context, np.int64).tobytes()
+    return np.frombuffer(hashlib.blake2b(data, digest_size=STATE_BYTES).digest(), np.uint8)
 
 
 def next_token(
@@ -169,7 +176,9 @@ class FakeBackend:
         self.awake = True
         self.limit: int | None = None
         self.given_back: list[tuple[int, list[int]]] = []
+        self.recurrent = False  # rows read and write states, and these are checked
         self._caches: list[np.ndarray] = []
+        self._states = np.zeros((0, STATE_BYTES), np.uint8)
         self._queue: list[FakeHandle] = []
         self._previous: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -195,6 +204,7 @@ class FakeBackend:
     ) -> None:
         size = self.options.block_size
         self._caches = [np.full((n, size), UNWRITTEN, np.int32) for n in num_blocks]
+        self._states = np.zeros((states, STATE_BYTES), np.uint8)
 
     def limit_cache(self, blocks: int) -> None:
         self.limit = blocks
@@ -202,6 +212,7 @@ class FakeBackend:
     def empty_cache(self) -> None:
         for cache in self._caches:
             cache[:] = UNWRITTEN
+        self._states[:] = 0
 
     def start_profile(self, events: int) -> None:
         """It counts nothing."""
@@ -264,6 +275,8 @@ class FakeBackend:
             for source, target in pairs.tolist():
                 cache[target] = cache[source]
         contexts = self._write(x)
+        if self.recurrent:
+            self._advance(x, contexts)
         vocab = self.spec.vocab_size
         sampled: list[int] = []
         read: list[list[int]] = []  # per sampled position, what stands before it
@@ -329,6 +342,17 @@ class FakeBackend:
             assert UNWRITTEN not in texts[0], f"row {r} reads an unwritten slot"
             read.append(texts[0])
         return read
+
+    def _advance(self, x: StepInputs, contexts: list[list[int]]) -> None:
+        """A state is a digest of the tokens that it covers."""
+        for r, (read, _) in enumerate(x.states.tolist()):
+            start = int(x.context_len[r])
+            want = state_of(contexts[r][:start])
+            assert not start or np.array_equal(self._states[read], want), "another's state"
+        for r, (_, written) in enumerate(x.states.tolist()):
+            self._states[written] = state_of(contexts[r])
+        for r, count, state in x.snapshots.tolist():
+            self._states[state] = state_of(contexts[r][: int(x.context_len[r]) + count])
 
     def _resume_streams(self, x: StepInputs) -> int:
         """Which row has layers left after this step, if any; -1: none."""
@@ -397,6 +421,16 @@ class FakeBackend:
     def write_blocks(self, group: int, blocks: np.ndarray, data: np.ndarray) -> None:
         cache = self._caches[group]
         cache[blocks] = data.view(np.int32).reshape(len(blocks), cache.shape[1])
+
+    def state_bytes(self) -> int:
+        return STATE_BYTES if self.recurrent else 0
+
+    def read_state(self, state: int, at: int, out: np.ndarray) -> None:
+        self.on_read()
+        out[:] = self._states[state, at : at + len(out)]
+
+    def write_state(self, state: int, at: int, data: np.ndarray, tokens: int) -> None:
+        self._states[state, at : at + len(data)] = data
 
     def checksum(self, data: np.ndarray) -> int:
         return zlib.crc32(data)

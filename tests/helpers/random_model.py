@@ -13,6 +13,7 @@ from tidemill.models.quantization import QUANTIZED_TYPES, convert, to_float32
 from tidemill.models.spec import (
     Attention,
     DecoderSpec,
+    Latent,
     Layer,
     LayerInputs,
     Mlp,
@@ -96,12 +97,27 @@ def with_shared_kv(spec: DecoderSpec) -> DecoderSpec:
     return replace(spec, layers=(replace(first, mixer=own), reads, reads), layer_inputs=inputs)
 
 
+def with_latents(spec: DecoderSpec) -> DecoderSpec:
+    """The spec with multi-head latent attention."""
+    latent = Latent(rank=64, rope=32, nope=32, value=64, q_rank=64)
+    mixer = Attention(4, 1, 96, Rope(10000.0, 32), latent=latent)
+    return replace(spec, layers=tuple(replace(layer, mixer=mixer) for layer in spec.layers))
+
+
 MODELS: dict[str, Callable[[DecoderSpec], DecoderSpec]] = {
     "plain": lambda spec: spec,
     "recurrent": with_recurrence,
     "state alone": state_alone,
     "mixers beside": mixers_beside,
     "shared KV": with_shared_kv,
+}
+
+# Other kinds of cache, and none.
+CACHES: dict[str, Callable[[DecoderSpec], DecoderSpec]] = {
+    **MODELS,
+    "windows": lambda spec: with_windows(spec, [None, *[24] * (len(spec.layers) - 1)]),
+    "latent": with_latents,
+    "encoder": lambda spec: replace(spec, causal=False),
 }
 
 

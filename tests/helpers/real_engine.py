@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from helpers.drafting import let_draft
-from helpers.random_model import MODELS, make_spec, make_tensors
+from helpers.random_model import CACHES, make_spec, make_tensors
 
 from tidemill.backends.base import Backend, BackendOptions
 from tidemill.contract.config import EngineConfig
@@ -51,11 +51,11 @@ def real_core(
     drafter: Drafter | None = None,
     tiers: EngineConfig | None = None,
 ) -> EngineCore:
-    """Close it when done. `model`: one of `MODELS`; `wrap`: what stands before the executor;
+    """Close it when done. `model`: one of `CACHES`; `wrap`: what stands before the executor;
     `change`: called with the backend; `drafter`: stands for lookup; `tiers`: has those
     of the engine."""
     spec = make_spec(vocab=VOCAB, hidden=64, heads=4, kv_heads=2, head_dim=16, layers=2)
-    spec = MODELS[model](spec)
+    spec = CACHES[model](spec)
     recurrent = spec.state_bytes > 0
     options = BackendOptions(dtype, quantize, kv_dtype, block_size, MAX_LEN, threads)
     load = import_module(f"tidemill.backends.{backend}").load
@@ -102,7 +102,7 @@ def real_core(
     if drafter is not None:
         let_draft(runner, drafter)
     if tiers is not None:
-        runner.mover = open_tiers(tiers, loaded, "random", lambda line: None)
+        runner.mover = open_tiers(tiers, loaded, "random", lambda line: None, runner.first_snapshot)
     executor = InprocExecutor(runner)
     groups = len(spec.cache_groups())
     layers = len(spec.layers) if loaded.slices_layers and not recurrent else 0
@@ -115,5 +115,6 @@ def real_core(
         snapshots=snapshots,
         sliced_layers=layers,
         tiers=runner.tiers,
+        record_sizes=runner.record_sizes,
     )
     return make_core(opened, config, depth=depth, always_draft=True).start()

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from helpers.drive import Machine, request
 from helpers.fake_backend import expected_tokens
 from hypothesis import settings
@@ -40,17 +41,19 @@ class TieredMachine(RuleBasedStateMachine):
         tiers=st.sampled_from(["ram", "disk", "both"]),
         ram=st.integers(1, 12),
         records=st.sampled_from([4, 1000]),
+        snapshots=st.sampled_from([0, 0, 1, 3]),
     )
     def build(
-        self, depth: int, groups: int, blocks: int, budget: int, tiers: str, ram: int, records: int
-    ) -> None:
+        self, depth: int, groups: int, blocks: int, budget: int, tiers: str, ram: int, records: int,
+        snapshots: int,
+    ) -> None:  # fmt: skip
         self.folder = Path(tempfile.mkdtemp(prefix="tiers-"))
         self.options = {
             "depth": depth, "groups": groups, "num_blocks": blocks, "block_size": 4,
             "max_step_tokens": budget, "max_model_len": 40, "vocab": VOCAB,
             "ram": 0 if tiers == "disk" else ram,
             "disk": None if tiers == "ram" else self.folder,
-            "disk_limit": records * 4096,
+            "disk_limit": records * 4096, "snapshots": snapshots,
         }  # fmt: skip
         self.count = 0
         self.start()
@@ -193,6 +196,52 @@ def test_a_prefix_survives_its_engine_and_damage_is_counted(tmp_path: Path) -> N
     [stats] = machine.scheduler.stats().tiers
     assert stats.figures.damaged_blocks == 1
     assert machine.collected["c", 0].outputs[0].cached_tokens < 36
+
+
+def test_what_the_last_step_filled_is_saved_without_another_one(tmp_path: Path) -> None:
+    machine = Machine(disk=tmp_path)
+    machine.submit(request("a", range(20), 5))
+    while machine.in_flight or machine.launch():
+        machine.land()
+    assert machine.mover is not None
+    while machine.mover.work():
+        pass
+    assert len([path for path in tmp_path.glob("*/*/*") if path.is_file()]) == 24 // 4
+
+
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+def test_the_state_of_a_recurrent_model_comes_back(tmp_path: Path, tier: str) -> None:
+    """The device keeps two states; those of other prompts come back with their blocks, or alone."""
+    below = {"ram": 200} if tier == "ram" else {"disk": tmp_path}
+    machine = Machine(num_blocks=40, snapshots=2, **below)  # type: ignore[arg-type]
+    prompts = [[i, *range(30)] for i in range(4)]
+    first = [answer_of(machine, f"a{i}", prompt, 3) for i, prompt in enumerate(prompts)]
+    again = [answer_of(machine, f"b{i}", prompt, 3) for i, prompt in enumerate(prompts)]
+    assert first == again
+    cached = [machine.collected[f"b{i}", 0].outputs[0].cached_tokens for i in range(4)]
+    assert cached == [28] * 4
+    if tier == "disk":
+        machine = Machine(snapshots=1, disk=tmp_path)
+        turn = prompts[0] + first[0] + [7]
+        assert answer_of(machine, "c", turn, 3) == expected_tokens(turn, 3, 97)
+        assert machine.collected["c", 0].outputs[0].cached_tokens == 32
+
+
+def test_a_damaged_state_is_computed_again(tmp_path: Path) -> None:
+    prompt = list(range(22))
+    want = answer_of(Machine(disk=tmp_path, snapshots=2), "a", prompt, 2)
+    paths = sorted(tmp_path.glob("*/*/*"), key=lambda path: path.stat().st_mtime_ns)
+    for path in paths:
+        data = bytearray(path.read_bytes())
+        if b"recurrent state" in data:
+            data[-1] ^= 1
+            path.write_bytes(data)
+            break
+    machine = Machine(disk=tmp_path, snapshots=2)
+    assert answer_of(machine, "b", prompt, 2) == want
+    [stats] = machine.scheduler.stats().tiers
+    assert stats.figures.damaged_blocks == 1
+    assert machine.collected["b", 0].outputs[0].cached_tokens == 0
 
 
 def test_a_tenant_finds_nothing_of_another(tmp_path: Path) -> None:

@@ -598,6 +598,21 @@ class Backend(Protocol):
     def write_blocks(self, group: int, blocks: Int32, data: UInt8) -> None:
         """Write what `read_blocks` read. As there; no step in flight may touch these blocks."""
 
+    def state_bytes(self) -> int:
+        """Bytes of one recurrent state in the backend's own form; 0 without recurrent layers.
+        Raises UNSUPPORTED where states cannot leave the cache."""
+
+    def read_state(self, state: int, at: int, out: UInt8) -> None:
+        """Copy bytes of a state from `at` on into `out`. As `read_blocks`."""
+
+    def write_state(self, state: int, at: int, data: UInt8, tokens: int) -> None:
+        """Write what `read_state` read. As `write_blocks`.
+
+        Args:
+            state, at, data: where, and what.
+            tokens: that the state covers, with its last part; -1: it is not complete yet.
+        """
+
     def checksum(self, data: UInt8) -> int:
         """64 bits over bytes, against corruption. On any thread."""
 

@@ -24,9 +24,24 @@ class Tier(StrEnum):
     PEER = "peer"  # another engine
 
 
+class RecordSizes(msgspec.Struct, frozen=True):
+    """How a model's cache is cut into records, which all have the same size.
+
+    Attributes:
+        nbytes: of a record.
+        state_parts: records that a recurrent state takes, the last of them padded; 0: the model
+            has none.
+        blocks: a block is a record; False: nothing is cached per token, the state is all there is.
+    """
+
+    nbytes: int
+    state_parts: int = 0
+    blocks: bool = True
+
+
 class SaveBlock(msgspec.Struct, frozen=True, array_like=True):
-    """Copy a block's content into tiers. It is complete, and no step writes to it before the save
-    is cancelled.
+    """Copy the content of a block, or of a part of a recurrent state, into tiers. It is
+    complete, and no step writes to it before the save is cancelled.
 
     Attributes:
         save_id: unique for the engine's life.
@@ -34,12 +49,15 @@ class SaveBlock(msgspec.Struct, frozen=True, array_like=True):
         blocks: the block of each cache group; empty: the content is in a tier, if anywhere.
         tiers: which ones; a tier that has it keeps what it has. PEER: copy it for those who asked
             for it (`MoveReport.offers`).
+        part: of a state: which part; `blocks` is then the number of its snapshot alone. -1: it is a
+            block.
     """
 
     save_id: int
     name: Name
     blocks: tuple[int, ...]
     tiers: tuple[Tier, ...]
+    part: int = -1
 
 
 class PeerLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -93,19 +111,24 @@ class RemotePrefill(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoadBlocks(msgspec.Struct, frozen=True, array_like=True):
-    """Bring blocks back. They are nobody else's until `LoadDone` is reported.
+    """Bring blocks back, and after them a recurrent state. They are nobody else's until
+    `LoadDone` is reported.
 
     Attributes:
         load_id: unique for the engine's life.
-        names: contents, in the order of the sequence.
-        blocks: per name, the block of each cache group that gets it.
+        names: contents of blocks, in the order of the sequence, and of the parts of the state.
+        blocks: per block, that of each cache group that gets it.
         prefill: another engine computes those that it does not have; None: they are in a tier.
+        snapshot: number of the snapshot that gets the state; -1: there is none.
+        tokens: that the state covers.
     """
 
     load_id: int
     names: tuple[Name, ...]
     blocks: tuple[tuple[int, ...], ...]
     prefill: RemotePrefill | None = None
+    snapshot: int = -1
+    tokens: int = 0
 
 
 class BlockMoves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -148,7 +171,7 @@ class LoadDone(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         load_id: of the load.
-        blocks: so many of its first blocks have their content now; the others hold garbage.
+        blocks: so many of its first names have their content now; the others hold garbage.
         traffic: by tier.
     """
 

@@ -842,10 +842,11 @@ def _tiers_of(opened: OpenedExecutor, config: EngineConfig, memory: KVMemory) ->
     from tidemill.memory.tiers import Tiers  # only with a tier
 
     executor, info = opened.executor, opened.info
+    assert opened.record_sizes is not None
     return Tiers(
         memory,
         opened.tiers,
-        info.block_size * info.kv_bytes_per_token,
+        opened.record_sizes,
         AHEAD_STEPS * memory.blocks_for(info.max_step_tokens),
         executor.tier_of,
         executor.move,

@@ -12,7 +12,7 @@ from tidemill.base.errors import LoadCallback
 from tidemill.base.files import opened_files
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.moves import BlockMoves, MoveReport, PeerLoad, Tier
+from tidemill.contract.moves import BlockMoves, MoveReport, PeerLoad, RecordSizes, Tier
 from tidemill.contract.plan import BlockCopy, StepPlan
 from tidemill.contract.profile import MachineRates, StepCounters
 from tidemill.contract.request import AdapterUse
@@ -149,6 +149,7 @@ class OpenedExecutor:
         recurrent: the model has recurrent layers.
         snapshots: number of state snapshots of a recurrent model.
         tiers: what lies below the device, the nearest first.
+        record_sizes: of what moves there; None: nothing does.
         listens: other engines ask for its blocks.
         sliced_layers: the model's layers, if a row's can be computed in several steps; else 0.
     """
@@ -162,6 +163,7 @@ class OpenedExecutor:
     snapshots: int = 0
     sliced_layers: int = 0
     tiers: tuple[Tier, ...] = ()
+    record_sizes: RecordSizes | None = None
     listens: bool = False
 
 
@@ -205,5 +207,6 @@ def open_inproc(
         snapshots=loaded.snapshots,
         sliced_layers=len(spec.layers) if backend.slices_layers and not recurrent else 0,
         tiers=loaded.runner.tiers,
+        record_sizes=loaded.runner.record_sizes,
         listens=loaded.runner.mover is not None and loaded.runner.mover.listens,
     )

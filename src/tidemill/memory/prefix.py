@@ -72,7 +72,11 @@ def block_key(parent: bytes, token_ids: Sequence[int], media: Media = ()) -> Blo
         token_ids: the block's; placeholders where media replace them.
         media: media that begin in the block, by position in it, ascending.
     """
-    tokens = pack(token_ids)
+    return packed_key(parent, pack(token_ids), media)
+
+
+def packed_key(parent: bytes, tokens: bytes, media: Media = ()) -> BlockKey:
+    """As `block_key`, with packed tokens."""
     content = parent + tokens
     for position, digest in media:
         content += position.to_bytes(4, "little") + len(digest).to_bytes(4, "little") + digest

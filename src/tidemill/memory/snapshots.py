@@ -8,8 +8,16 @@ a prefix can be reused up to the last boundary that has one.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Protocol
 
 from tidemill.memory.prefix import BlockKey
+
+
+class SnapshotWatcher(Protocol):
+    """Hears what becomes of kept states, before their memory is written again."""
+
+    def state_evicted(self, key: BlockKey) -> None:
+        """The state at the end of this block is lost."""
 
 
 class SnapshotIndex:
@@ -21,6 +29,9 @@ class SnapshotIndex:
 
     Args:
         slots: number of slots.
+
+    Attributes:
+        watcher: hears of what is lost; None: nobody does.
     """
 
     def __init__(self, slots: int) -> None:
@@ -30,6 +41,7 @@ class SnapshotIndex:
         self._reserved: dict[bytes, int] = {}
         self._pins: dict[int, int] = {}
         self._orphans: set[int] = set()
+        self.watcher: SnapshotWatcher | None = None
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -37,6 +49,21 @@ class SnapshotIndex:
     def __contains__(self, key: BlockKey) -> bool:
         kept = self._kept.get(key.digest)
         return kept is not None and kept[0] == key
+
+    def slot_after(self, digest: bytes) -> tuple[BlockKey, int] | None:
+        """The block with this digest and the slot of the state behind it; None without one."""
+        return self._kept.get(digest)
+
+    def next_evicted(self, most: int) -> list[BlockKey]:
+        """Of the next `most` reservations, the boundaries that give their slots."""
+        most -= len(self._free)
+        found: list[BlockKey] = []
+        for key, slot in self._kept.values():
+            if len(found) >= most:
+                break
+            if slot not in self._pins:
+                found.append(key)
+        return found
 
     def use(self, key: BlockKey) -> int:
         """Pin the slot of a stored boundary; call `unpin` after the step that reads it."""
@@ -60,10 +87,10 @@ class SnapshotIndex:
         if key.digest in self._kept or key.digest in self._reserved:
             return None
         if not self._free:
-            oldest = next((k for k, (_, s) in self._kept.items() if s not in self._pins), None)
-            if oldest is None:
+            oldest = self.next_evicted(1)
+            if not oldest:
                 return None
-            self._free.append(self._kept.pop(oldest)[1])
+            self.forget(oldest[0])
         slot = self._free.pop()
         self._reserved[key.digest] = slot
         return slot
@@ -81,6 +108,8 @@ class SnapshotIndex:
         if key not in self:
             return
         slot = self._kept.pop(key.digest)[1]
+        if self.watcher is not None:
+            self.watcher.state_evicted(key)
         if slot in self._pins:
             self._orphans.add(slot)
         else:

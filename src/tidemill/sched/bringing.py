@@ -2,7 +2,9 @@
 
 A sequence that could be admitted now, and whose prefix goes on in a tier, leaves its queue until
 the blocks are there, if that takes less time than to compute them. Then it is queued again at its
-old place, and finds them like any cached prefix. Nothing is decided here that an answer depends on.
+old place, and finds them like any cached prefix. Of a recurrent model, blocks are worth nothing
+without the state at the end of the last one, which is brought with them. Nothing is decided here
+that an answer depends on.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tidemill.contract.moves import MoveReport, Tier
+from tidemill.memory.lease import KVMemory
 from tidemill.memory.prefix import BlockKey
 from tidemill.memory.tiers import Load, Tiers
 from tidemill.sched.cost import StepCost, computing
@@ -30,6 +33,7 @@ class Bringing:
 
     Args:
         tiers: where blocks lie.
+        memory: the device's blocks.
         cost: predicts the time of steps.
         clock: seconds.
         remote: has other engines compute prompts; None: there are none.
@@ -41,12 +45,14 @@ class Bringing:
     def __init__(
         self,
         tiers: Tiers,
+        memory: KVMemory,
         cost: StepCost,
         clock: Callable[[], float],
         remote: RemotePrefills | None = None,
     ) -> None:
         self.tiers = tiers
         self.remote = remote
+        self._memory = memory
         self.waiting: dict[int, tuple[Sequence, Load]] = {}
         self._cost = cost
         self._clock = clock
@@ -63,12 +69,16 @@ class Bringing:
         if seq.loads >= MOST_LOADS or seq.needs_every_position:
             return False
         full = (len(seq.tokens) - 1) // size
-        keys = seq.keys_up_to(full, size)[len(found) :]
-        if not keys:
+        if full <= len(found):
             return False
-        load = self.tiers.coming.get(keys[0].digest)
-        if load is None:
-            load = self._load(seq, found, keys, size, step)
+        keys = seq.keys_up_to(full, size)
+        if self.tiers.moves_states:
+            load = self._load_state(keys, len(found), size, step)
+        else:
+            keys = keys[len(found) :]
+            load = self.tiers.coming.get(keys[0].digest)
+            if load is None:
+                load = self._load(seq, found, keys, size, step)
         if load is None:
             return False
         seq.loads += 1
@@ -85,14 +95,49 @@ class Bringing:
     ) -> Load | None:
         below = self.tiers.below(keys)
         count = self._worth(below, len(found) * size, size, step)
-        if count < len(below) and self.tiers.may_probe(below[count], self._clock()):
-            run = next(groupby(zip(below[count:], keys[count:], strict=False), lambda one: one[0]))
-            self.tiers.probe(run[0], [key for _, key in run[1]], self._clock())
+        self._measure_again(below[count:], keys[count:])
         if self.remote is not None:
             prefill = self.remote.choose(seq, len(found), keys, below, count)
             if prefill is not None:
                 return self.tiers.load(found, keys, prefill)
         return self.tiers.load(found, keys[:count]) if count else None
+
+    def _measure_again(self, tiers: list[Tier], keys: list[BlockKey]) -> None:
+        """Let the tier of the first of these blocks, which are not brought, be measured."""
+        if tiers and self.tiers.may_probe(tiers[0], self._clock()):
+            run = next(groupby(zip(tiers, keys, strict=False), lambda one: one[0]))
+            self.tiers.probe(run[0], [key for _, key in run[1]], self._clock())
+
+    def _load_state(self, keys: list[BlockKey], computed: int, size: int, step: int) -> Load | None:
+        """As `_load`, of a recurrent model: up to the boundary, of those whose states lie in tiers,
+        with which most time is saved.
+
+        Args:
+            keys: of all blocks of the sequence.
+            computed: so many of them, with the state at their end, are on the device.
+            size, step: see `begin`.
+        """
+        held = self._memory.held(keys)
+        below = self.tiers.below(keys[len(held) :])
+        reach = len(held) + len(below) if self.tiers.blocks_move else len(keys)
+        best, most = 0, 0.0
+        for end in range(reach, computed, -1):
+            if (load := self.tiers.state_coming(keys[end - 1])) is not None:
+                return load
+            state = self.tiers.state_below(keys[end - 1])
+            if state is None:
+                continue
+            if not self._cost.ready:
+                best = end
+                break
+            compute = computing(self._cost, computed * size, end * size, step)
+            saved = compute - self.tiers.seconds([*below[: max(0, end - len(held))], *state])
+            if saved > most:
+                best, most = end, saved
+        if not best:
+            self._measure_again(below, keys[len(held) :])
+            return None
+        return self.tiers.load(held[:best], keys[len(held) : best], state=keys[best - 1])
 
     def _worth(self, tiers: list[Tier], start: int, size: int, step: int) -> int:
         """How many blocks to bring: up to the end of the run of one tier with which most time is

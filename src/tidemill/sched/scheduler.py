@@ -120,7 +120,7 @@ class Scheduler:
                 from tidemill.sched.remote_prefill import RemotePrefills  # few have peers
 
                 remote = RemotePrefills(self._state, tiers)
-            self._state.bringing = Bringing(tiers, self._state.cost, clock, remote)
+            self._state.bringing = Bringing(tiers, memory, self._state.cost, clock, remote)
         self._awaits_moves = False
         self._memory_pressure = MemoryPressure(limits)
         self._requests: dict[tuple[int, str], RequestState] = {}
@@ -516,6 +516,8 @@ class Scheduler:
             tenants.leave(owner.request.tenant, self._state.clock())
             if len(self._deadlines) > 2 * len(self._requests) + 64:
                 self._drop_old_deadlines()
+            if not self._requests:
+                self._flush_moves()  # the next plan may be hours away
 
     def _drop_old_deadlines(self) -> None:
         """Remove deadlines of ended requests, so that they do not accumulate until they pass."""
@@ -556,9 +558,13 @@ class Scheduler:
         """Begin moves of blocks, before the rows are computed that may write to blocks evicted."""
         if (bringing := self._state.bringing) is None:
             return
-        in_flight = self._in_flight[-1].plan.step_id if self._in_flight else None
-        bringing.tiers.flush(in_flight)
+        self._flush_moves()
         self._awaits_moves = bool(bringing.tiers.loads) and not (builder.rows or self._in_flight)
+
+    def _flush_moves(self) -> None:
+        if (bringing := self._state.bringing) is not None:
+            in_flight = self._in_flight[-1].plan.step_id if self._in_flight else None
+            bringing.tiers.flush(in_flight)
 
     def moved(self, report: MoveReport) -> list[Emission]:
         """Moves of blocks have ended: queue the sequences again that waited for them."""

@@ -3,7 +3,8 @@
 A prompt's state is stored at two block boundaries: at its last one, for prompts that extend it, and
 at the end of the blocks already cached, where prompts diverge (after a common system prompt) and no
 state is stored yet. A stream's state is stored at its latest boundary, for the next turn of its
-conversation.
+conversation. With tiers below the device a prompt's states go down once they are computed, a
+stream's when it leaves.
 """
 
 from __future__ import annotations
@@ -69,7 +70,15 @@ def finish_row(state: State, in_flight: InFlightRow, *, good: bool) -> None:
             snapshots.cancel(key)
             continue
         snapshots.keep(key)
-        if in_flight.start >= seq.prompt_len:
+        if in_flight.start < seq.prompt_len:
+            leave(state, key)
+        else:
             if seq.output_snapshot is not None:
                 snapshots.forget(seq.output_snapshot)
             seq.output_snapshot = key
+
+
+def leave(state: State, key: BlockKey | None) -> None:
+    """The state at the end of a block goes down, where there are tiers."""
+    if key is not None and state.bringing is not None:
+        state.bringing.tiers.state_published(key)

@@ -266,6 +266,7 @@ class State:
         assert seq.lease is not None
         if seq.history is not None and cause is not None:
             seq.history.preempted(self.clock(), cause, seq.computed, by)
+        self._keep_state(seq)
         seq.lease.close()
         seq.forget_progress()
         seq.move_to(Status.PREEMPTED)
@@ -305,12 +306,18 @@ class State:
             self.forks.pop(seq.seq_id, None)
             if self.bringing is not None:
                 self.bringing.drop(seq)
+        self._keep_state(seq)
         if seq.lease is not None:
             seq.lease.close()
             seq.forget_progress()
         seq.move_to(Status.FINISHED)
         if seq.on_worker:
             self.finished_to_send.append(seq.seq_id)
+
+    def _keep_state(self, seq: Sequence) -> None:
+        """Of a recurrent model: the latest state of a stream that leaves is one that is kept."""
+        if seq.output_snapshot is not None and self.bringing is not None:
+            self.bringing.tiers.state_published(seq.output_snapshot)
 
     def check(self) -> None:
         """Verify the invariants.

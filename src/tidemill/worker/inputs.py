@@ -102,6 +102,11 @@ class InputBuilder:
         self._block_size = block_size
         self._last: tuple[int, dict[int, int]] = (-1, {})
 
+    @property
+    def first_snapshot(self) -> int:
+        """Of a recurrent model, the state that snapshot 0 is; 0 for others."""
+        return 0 if self._states is None else self._states.snapshot(0)
+
     def prepare(self, plan: StepPlan) -> PreparedStep:
         """Apply the plan's differences and build its arrays."""
         seqs = self.sequences

@@ -254,7 +254,7 @@ def load_worker(
 
         loaders = {SKIP: load_skip, MEDUSA: load_medusa, EAGLE: load_eagle}
         loaders[speculation.drafters[-1]](config, opened, runner, progress)
-    runner.mover = _open_tiers(config, backend, identity, progress)
+    runner.mover = _open_tiers(config, backend, identity, progress, runner.first_snapshot)
     return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
 
 
@@ -269,13 +269,13 @@ def _check_tiers(config: EngineConfig, spec: DecoderSpec, block_bytes: int) -> N
 
 
 def _open_tiers(
-    config: EngineConfig, backend: Backend, identity: str, progress: Progress
+    config: EngineConfig, backend: Backend, identity: str, progress: Progress, first_snapshot: int
 ) -> Mover | None:
     if not _has_tiers(config):
         return None
     from tidemill.worker.tiers.opening import open_tiers
 
-    return open_tiers(config, backend, identity, progress)
+    return open_tiers(config, backend, identity, progress, first_snapshot)
 
 
 def _open_drafters(config: EngineConfig, opened: Opened) -> Draft | None:

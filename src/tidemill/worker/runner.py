@@ -18,7 +18,7 @@ from tidemill.backends.base import (
     StepOutputs,
 )
 from tidemill.base.errors import unsupported
-from tidemill.contract.moves import BlockMoves, MoveReport, PeerLoad, Tier
+from tidemill.contract.moves import BlockMoves, MoveReport, PeerLoad, RecordSizes, Tier
 from tidemill.contract.plan import (
     BlockCopy,
     Candidate,
@@ -247,6 +247,16 @@ class Runner:
     def tier_of(self, digest: bytes) -> Tier | None:
         """See executor.base.Executor."""
         return None if self.mover is None else self.mover.tier_of(digest)
+
+    @property
+    def first_snapshot(self) -> int:
+        """Of a recurrent model, the state that snapshot 0 is."""
+        return self.inputs.first_snapshot
+
+    @property
+    def record_sizes(self) -> RecordSizes | None:
+        """Of what moves to tiers; None without any."""
+        return None if self.mover is None else self.mover.sizes
 
     @property
     def tiers(self) -> tuple[Tier, ...]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from helpers.real_engine import real_engine
+from helpers.drive import request
+from helpers.real_engine import VOCAB, real_engine
 
 from tidemill import LLM, SamplingParams
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.contract.config import EngineConfig, folder_and_size
+from tidemill.engine.offline import InprocEngine
 from tidemill.loading import bundled_models
 from tidemill.worker.load import load_worker
 
@@ -41,9 +44,49 @@ def test_a_conversation_goes_on_from_disk(tmp_path: Path, kv_dtype: str) -> None
         assert ids_of(llm, turn) == (want, 0)
 
 
-def test_models_whose_prefixes_are_more_than_blocks_are_refused(tmp_path: Path) -> None:
+def asked_of(engine: InprocEngine, name: str, prompt: list[int]) -> tuple[list[int], int]:
+    before = engine.stats.cached_tokens
+    tokens = [
+        token
+        for output in engine.run([request(name, prompt, 40, seed=1)])
+        for token in output.token_ids
+    ]
+    return tokens, engine.stats.cached_tokens - before
+
+
+@pytest.mark.parametrize(
+    ("backend", "model"),
+    [
+        ("native", "recurrent"),
+        ("native", "state alone"),
+        ("native", "mixers beside"),
+        ("native", "windows"),
+        ("native", "latent"),
+        ("torch", "recurrent"),
+    ],
+)
+def test_every_kind_of_cache_goes_on_from_disk(tmp_path: Path, backend: str, model: str) -> None:
+    prompt = np.random.default_rng(1).integers(6, VOCAB, 100).tolist()
+    config = EngineConfig(model="m", served_name="m", kv_disk=f"{tmp_path}:1GiB")
+    engine = real_engine(backend, model=model, prefix_caching=False)
+    first, _ = asked_of(engine, "a", prompt)
+    turn = prompt + first + [7, 8, 9]
+    want, _ = asked_of(engine, "b", turn)
+    engine.close()
+    engine = real_engine(backend, model=model, tiers=config)
+    assert asked_of(engine, "a", prompt) == (first, 0)
+    engine.close()
+    for name in ("b", "again"):  # from disk: what the first turn left, and then all of the second
+        engine = real_engine(backend, model=model, tiers=config)
+        got, cached = asked_of(engine, name, turn)
+        engine.close()
+        assert got == want
+        assert cached == (len(prompt) + 39 if name == "b" else len(turn) - 1) // 16 * 16
+
+
+def test_encoders_have_no_tiers(tmp_path: Path) -> None:
     with pytest.raises(TidemillError) as caught:
-        real_engine("native", model="recurrent", tiers=EngineConfig(
+        real_engine("native", model="encoder", tiers=EngineConfig(
             model="m", served_name="m", kv_disk=str(tmp_path)
         ))  # fmt: skip
     assert caught.value.kind is ErrorKind.UNSUPPORTED and caught.value.param == "kv_disk"
@@ -88,7 +131,7 @@ def test_a_tier_that_cannot_be_is_refused(tmp_path: Path) -> None:
     [
         ({"kv_disk": "{file}/kv"}, "cannot be written"),
         ({"kv_disk": "/proc/kv"}, "cannot be written"),
-        ({"kv_disk": "{folder}/kv:1KiB"}, "hold no block of"),
+        ({"kv_disk": "{folder}/kv:1KiB"}, "less than twice one block of"),
         ({"kv_ram": 1024}, "less than one block"),
         ({"kv_listen": "127.0.0.1:0"}, "TIDEMILL_KV_KEY"),
         ({"kv_listen": "127.0.0.1:99999", "key": "k" * 32}, "nothing can listen"),

@@ -324,6 +324,18 @@ class NativeBackend:
         """See backends.base.Backend. The GIL is released."""
         self._core.write_blocks(group, blocks, data)
 
+    def state_bytes(self) -> int:
+        """See backends.base.Backend."""
+        return int(self._core.state_bytes())
+
+    def read_state(self, state: int, at: int, out: UInt8) -> None:
+        """See backends.base.Backend. The GIL is released."""
+        self._core.read_state(state, at, out)
+
+    def write_state(self, state: int, at: int, data: UInt8, tokens: int) -> None:
+        """See backends.base.Backend. The GIL is released."""
+        self._core.write_state(state, at, data, tokens)
+
     def checksum(self, data: UInt8) -> int:
         """See backends.base.Backend. At about memory speed; the GIL is released."""
         return _core.checksum(data, 1)

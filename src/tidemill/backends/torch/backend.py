@@ -187,6 +187,18 @@ class TorchBackend:
         """See backends.base.Backend."""
         self._ready_cache().write_blocks(group, blocks, data)
 
+    def state_bytes(self) -> int:
+        """See backends.base.Backend."""
+        return self._states.state_bytes
+
+    def read_state(self, state: int, at: int, out: UInt8) -> None:
+        """See backends.base.Backend."""
+        self._states.read(state, at, out)
+
+    def write_state(self, state: int, at: int, data: UInt8, tokens: int) -> None:
+        """See backends.base.Backend."""
+        self._states.write(state, at, data)
+
     def checksum(self, data: UInt8) -> int:
         """See backends.base.Backend: CRC-32."""
         return zlib.crc32(data.data)

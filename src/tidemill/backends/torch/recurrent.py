@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from tidemill.backends.torch import layers
 from tidemill.models.spec import DecoderSpec, Recurrent
@@ -34,7 +36,35 @@ class States:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(4 * t.numel() for t in (*self.tails.values(), *self.matrices.values()))
+        return sum(4 * t.numel() for t in self._all())
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state."""
+        return sum(4 * t[:1].numel() for t in self._all())
+
+    def _all(self) -> tuple[torch.Tensor, ...]:
+        return (*self.tails.values(), *self.matrices.values())
+
+    def read(self, state: int, at: int, out: NDArray[np.uint8]) -> None:
+        """Copy bytes of a state from `at` on, layer after layer."""
+        for part, where in self._parts(state, at, len(out)):
+            out[where] = part.cpu().numpy()
+
+    def write(self, state: int, at: int, data: NDArray[np.uint8]) -> None:
+        """Write what `read` read."""
+        for part, where in self._parts(state, at, len(data)):
+            part.copy_(torch.from_numpy(data[where].copy()))
+
+    def _parts(self, state: int, at: int, size: int) -> Iterator[tuple[torch.Tensor, slice]]:
+        """The pieces of tensors, uint8, that bytes at .. at + size are, and where among them."""
+        begin = 0
+        for tensor in self._all():
+            flat = tensor[state].view(-1).view(torch.uint8)
+            first, last = max(begin, at), min(begin + len(flat), at + size)
+            if first < last:
+                yield flat[first - begin : last - begin], slice(first - at, last - at)
+            begin += len(flat)
 
 
 @dataclass(slots=True)

@@ -208,6 +208,19 @@ class TransformersBackend:
         """See backends.base.Backend; UNSUPPORTED, as `block_bytes`."""
         self.block_bytes()
 
+    def state_bytes(self) -> int:
+        """See `block_bytes`."""
+        self.block_bytes()
+        return 0
+
+    def read_state(self, state: int, at: int, out: UInt8) -> None:
+        """See `block_bytes`."""
+        self.block_bytes()
+
+    def write_state(self, state: int, at: int, data: UInt8, tokens: int) -> None:
+        """See `block_bytes`."""
+        self.block_bytes()
+
     def checksum(self, data: UInt8) -> int:
         """See backends.base.Backend: CRC-32."""
         return zlib.crc32(data.data)

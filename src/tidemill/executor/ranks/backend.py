@@ -148,6 +148,18 @@ class GroupBackend:
         """See `block_bytes`."""
         raise self._in_parts("no process has whole blocks")
 
+    def state_bytes(self) -> int:
+        """See `block_bytes`."""
+        raise self._in_parts("no process has whole states")
+
+    def read_state(self, state: int, at: int, out: UInt8) -> None:
+        """See `block_bytes`."""
+        raise self._in_parts("no process has whole states")
+
+    def write_state(self, state: int, at: int, data: UInt8, tokens: int) -> None:
+        """See `block_bytes`."""
+        raise self._in_parts("no process has whole states")
+
     def checksum(self, data: UInt8) -> int:
         """See Backend."""
         return self._own.checksum(data)

@@ -29,6 +29,7 @@ from tidemill.contract.moves import (
     MoveReport,
     Name,
     PeerLoad,
+    RecordSizes,
     SaveBlock,
     Tier,
     TierFigures,
@@ -55,6 +56,16 @@ REPORT_SAVES = 64
 """Ended saves are reported together, so many at most, or when there is nothing else to do."""
 
 
+MAX_PART_BYTES = 2**20
+"""Of a state's records, where blocks hold nothing, and so do not say how large a record is."""
+
+
+def record_sizes(block_bytes: int, state_bytes: int) -> RecordSizes:
+    """How a cache with blocks and states of so many bytes is cut into records."""
+    nbytes = block_bytes or min(state_bytes, MAX_PART_BYTES)
+    return RecordSizes(nbytes, -(-state_bytes // nbytes), block_bytes > 0)
+
+
 class BlockCache(Protocol):
     """The part of a backend that moves need."""
 
@@ -63,6 +74,12 @@ class BlockCache(Protocol):
     def read_blocks(self, group: int, blocks: Int32, out: UInt8) -> None: ...
 
     def write_blocks(self, group: int, blocks: Int32, data: UInt8) -> None: ...
+
+    def state_bytes(self) -> int: ...
+
+    def read_state(self, state: int, at: int, out: UInt8) -> None: ...
+
+    def write_state(self, state: int, at: int, data: UInt8, tokens: int) -> None: ...
 
 
 class Closing(Protocol):
@@ -89,9 +106,11 @@ class Mover:
     Args:
         cache: what blocks are read from and written to.
         ram, disk: the tiers there are.
+        first_snapshot: of a recurrent model, the state that snapshot 0 is.
 
     Attributes:
         tiers: those there are, the nearest first.
+        sizes: of records.
         report: called with what has ended, on the thread that works.
         peers: other engines; their changes must wake this (`wake`).
         server: serves blocks to others.
@@ -103,6 +122,7 @@ class Mover:
         cache: BlockCache,
         ram: RamTier | None,
         disk: DiskTier | None,
+        first_snapshot: int = 0,
     ) -> None:
         self.report: Callable[[MoveReport], None] = lambda report: None
         self.on_requests: Callable[[Link], None] | None = None
@@ -115,7 +135,9 @@ class Mover:
         self._cache = cache
         self._ram, self._disk = ram, disk
         self._sizes = cache.block_bytes()
-        self._buffer = np.empty(sum(self._sizes), np.uint8)
+        self.sizes = record_sizes(sum(self._sizes), cache.state_bytes())
+        self._state_bytes, self._first_snapshot = cache.state_bytes(), first_snapshot
+        self._buffer = np.empty(self.sizes.nbytes, np.uint8)
         self._wake = threading.Condition()
         self._loads: deque[_Load] = deque()
         self._unwanted: set[int] = set()  # loads, perhaps ones that are not here yet
@@ -254,11 +276,7 @@ class Mover:
             data, begun = self._fetched(load), load.fetched
         if data is None:
             return False
-        at = 0
-        for group, block in enumerate(load.what.blocks[load.count]):
-            size = self._sizes[group]
-            self._cache.write_blocks(group, np.array([block], np.int32), data[at : at + size])
-            at += size
+        self._write(load.what, load.count, data)
         now = monotonic()
         seconds, load.fetched = now - begun, now
         taken = load.traffic.setdefault(tier, [0.0, 0.0, 0.0])
@@ -283,6 +301,25 @@ class Mover:
         if self._disk is not None and self._disk.load(name, self._buffer):
             return Tier.DISK, self._buffer
         return Tier.PEER, None
+
+    def _write(self, what: LoadBlocks, index: int, data: UInt8) -> None:
+        """Write what came under the name of this index."""
+        if index >= len(what.blocks):
+            part, last = index - len(what.blocks), index + 1 == len(what.names)
+            at, size = self._part(part)
+            state = self._first_snapshot + what.snapshot
+            self._cache.write_state(state, at, data[:size], what.tokens if last else -1)
+            return
+        at = 0
+        for group, block in enumerate(what.blocks[index]):
+            size = self._sizes[group]
+            self._cache.write_blocks(group, np.array([block], np.int32), data[at : at + size])
+            at += size
+
+    def _part(self, part: int) -> tuple[int, int]:
+        """Where in a state a part begins, and its bytes."""
+        at = part * self.sizes.nbytes
+        return at, min(self.sizes.nbytes, self._state_bytes - at)
 
     def _fetched(self, load: _Load) -> UInt8 | None:
         """The next block from a peer, where one is there; else it may have been asked for now."""
@@ -340,12 +377,19 @@ class Mover:
             disk.save(save.name, self._buffer)
 
     def _read(self, save: SaveBlock) -> bool:
-        """Read the cache's blocks of a save; False: they were handed out meanwhile."""
-        at = 0
-        for group, block in enumerate(save.blocks):
-            out = self._buffer[at : at + self._sizes[group]]
-            self._cache.read_blocks(group, np.array([block], np.int32), out)
-            at += self._sizes[group]
+        """Read the cache's blocks of a save, or a part of its state; False: they were handed out
+        meanwhile."""
+        if save.part >= 0:
+            at, size = self._part(save.part)
+            state = self._first_snapshot + save.blocks[0]
+            self._cache.read_state(state, at, self._buffer[:size])
+            self._buffer[size:] = 0
+        else:
+            at = 0
+            for group, block in enumerate(save.blocks):
+                out = self._buffer[at : at + self._sizes[group]]
+                self._cache.read_blocks(group, np.array([block], np.int32), out)
+                at += self._sizes[group]
         with self._wake:
             # If the block was handed out, this may be half of another.
             good, self._saving = self._saving is not None, None

@@ -13,7 +13,7 @@ from tidemill.contract.config import EngineConfig, folder_and_size
 from tidemill.models.spec import DecoderSpec
 from tidemill.transfer.record import identity_of
 from tidemill.worker.tiers.disk import DiskTier
-from tidemill.worker.tiers.mover import Mover
+from tidemill.worker.tiers.mover import Mover, record_sizes
 from tidemill.worker.tiers.ram import RamTier
 
 _MIB = 2**20
@@ -34,15 +34,19 @@ def check_tiers(config: EngineConfig, spec: DecoderSpec, block_bytes: int) -> No
     """
     names = ("kv_ram", "kv_disk", "kv_listen", "kv_peers")
     asked = next(name for name in names if getattr(config, name))
-    if spec.foreign is not None or spec.state_bytes or not spec.causal:
+    if spec.foreign is not None or not spec.causal:
         raise unsupported(
             asked,
-            f"{asked}: blocks of this model cannot leave the cache: of models with recurrent "
-            "layers, models that transformers runs, and encoders, a prefix is more than its "
-            f"blocks; leave {asked} out",
+            f"{asked}: blocks of this model cannot leave the cache: of models that transformers "
+            f"runs, and of encoders, a prefix is more than its blocks; leave {asked} out",
         )
+    what = f"one block of {block_bytes} bytes"
+    if spec.state_bytes:  # it is worth nothing without a state
+        least = block_bytes + spec.state_bytes
+        what = f"one block and one recurrent state, {least} bytes together"
+        block_bytes = least
     if config.kv_ram and config.kv_ram < block_bytes:
-        raise config_error("kv_ram", f"kv_ram is less than one block of {block_bytes} bytes")
+        raise config_error("kv_ram", f"kv_ram is less than {what}")
     if config.kv_listen or config.kv_peers:
         from tidemill.worker.tiers.peers import check_peers  # few have any
 
@@ -52,7 +56,7 @@ def check_tiers(config: EngineConfig, spec: DecoderSpec, block_bytes: int) -> No
         if limit is not None and limit < 2 * block_bytes:
             raise config_error(
                 "kv_disk",
-                f"kv_disk: {limit} bytes hold no block of {block_bytes} bytes; give it more",
+                f"kv_disk: {limit} bytes are less than twice {what}; give it more",
             )
         path = Path(folder).expanduser()
         try:
@@ -67,7 +71,11 @@ def check_tiers(config: EngineConfig, spec: DecoderSpec, block_bytes: int) -> No
 
 
 def open_tiers(
-    config: EngineConfig, backend: Backend, identity: str, progress: Callable[[str], None]
+    config: EngineConfig,
+    backend: Backend,
+    identity: str,
+    progress: Callable[[str], None],
+    first_snapshot: int = 0,
 ) -> Mover:
     """The mover of an engine, started.
 
@@ -76,13 +84,14 @@ def open_tiers(
         backend: with its cache allocated.
         identity: of the weights and how they compute.
         progress: called with a line for each tier.
+        first_snapshot: see `Mover`.
 
     Raises:
         TidemillError: UNSUPPORTED for models whose prefixes are more than blocks, CONFIG for sizes
             that hold no block and folders that cannot be written.
     """
-    nbytes = sum(backend.block_bytes())
-    check_tiers(config, backend.spec, nbytes)
+    check_tiers(config, backend.spec, sum(backend.block_bytes()))
+    nbytes = record_sizes(sum(backend.block_bytes()), backend.state_bytes()).nbytes
     ram = None
     if config.kv_ram:
         ram = RamTier(config.kv_ram)
@@ -96,7 +105,7 @@ def open_tiers(
         )
         if disk.limit > (room := disk.held() + disk.free()):
             progress(f"kv_disk: the disk of {disk.folder} has room for {room / _GIB:.2f} GiB alone")
-    mover = Mover(backend, ram, disk)
+    mover = Mover(backend, ram, disk, first_snapshot)
     if config.kv_listen or config.kv_peers:
         from tidemill.worker.tiers.peers import open_peers  # few have any
 
@@ -112,7 +121,7 @@ def _identity(backend: Backend, identity: str) -> bytes:
     return identity_of(
         (
             *(build_id(), identity, repr(backend.spec), options.kv_dtype, options.block_size),
-            *(options.max_positions, *backend.block_bytes()),
+            *(options.max_positions, *backend.block_bytes(), backend.state_bytes()),
         )
     )
 

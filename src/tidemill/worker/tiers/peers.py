@@ -37,7 +37,7 @@ def open_peers(
         TidemillError: CONFIG without a key, or where nothing can listen.
     """
     key = _key(config)
-    nbytes = sum(backend.block_bytes())
+    nbytes = mover.sizes.nbytes
 
     def checksum(data: bytearray) -> int:
         return backend.checksum(np.frombuffer(data, np.uint8))
