@@ -54,4 +54,5 @@ chroot "$root" "/usr/bin/$python" -m compileall -qq "/usr/local/lib/$python" || 
 chroot "$root" "/usr/bin/$python" -c "import bz2, ctypes, curses, lzma, readline, sqlite3, ssl, uuid, tidemill.backends.native"
 chroot "$root" /usr/local/bin/tidemill --version
 rm -rf "$root/usr/share/doc" "$root/usr/share/man" "$root/usr/share/locale" "$root/usr/share/lintian" \
-    "$root/usr/share/info" "$root/usr/share/bug" "$root/usr/share/python3"
+    "$root/usr/share/info" "$root/usr/share/bug" "$root/usr/share/python3" "$root"/usr/lib/*/gconv \
+    "$root/usr/lib/$python/test" "$root/usr/lib/$python/pydoc_data"
