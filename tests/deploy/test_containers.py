@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from helpers.linting import lint
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "containers"
-
-
-def lint(tool: str, *files: Path) -> None:
-    found = shutil.which(tool, path=str(Path(sys.executable).parent))
-    if found is None:
-        pytest.skip(f"{tool} is not installed")
-    done = subprocess.run([found, *files], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_container_files() -> None:

@@ -31,8 +31,8 @@ def up(config: Path = _CONFIG, wait: float = _WAIT) -> None:
 
 
 def deploy(config: Path = _CONFIG, wait: float = _WAIT) -> None:
-    """Change a deployment to what the file says now: engines that would be started otherwise are
-    replaced one after the other, and no request fails."""
+    """Change a deployment to what the file says now, or begin it: engines that would be started
+    otherwise are replaced one after the other, and no request fails."""
     _deploy(config, wait, may_exist=True)
 
 
@@ -91,10 +91,6 @@ def _deploy(path: Path, wait: float, *, may_exist: bool) -> None:
     if exists and not may_exist:
         raise config_error(
             "config", f"{config.name!r} is up; `tidemill cluster deploy --config {path}` changes it"
-        )
-    if may_exist and not exists:
-        raise config_error(
-            "config", f"{config.name!r} is not up; `tidemill cluster up --config {path}` begins it"
         )
     made = operator.deploy(config)
     if not exists and made.client_key and not os.environ.get("TIDEMILL_API_KEY"):

@@ -132,7 +132,7 @@ class GatewaysConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         per_node: one on every node instead.
         host: that they listen on; empty: their node's address.
         port: of the first on a node; further ones take the next free ports.
-        cpus: that Ray reserves for each.
+        cpus, resources: that Ray reserves for each.
         args: further flags of `tidemill gateway`.
         env, pass_env: as of a model.
         insecure: clients need no key.
@@ -143,6 +143,7 @@ class GatewaysConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     host: str = ""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
     cpus: Amount = 0
+    resources: dict[str, float] = {}
     args: list[str] = []
     env: dict[str, str] = {}
     pass_env: list[str] = []

@@ -91,5 +91,6 @@ def spec(deployment: Deployment, name: str, node: str | None, file: str) -> Proc
         host=config.host,
         port=config.port,
         cpus=config.cpus,
+        resources=config.resources,
         node=node,
     )
