@@ -124,12 +124,12 @@ class EngineView:
         load, engines = await asyncio.gather(
             self.server.get("/load"), self.server.get("/admin/engines")
         )
-        if load is None or engines is None:
+        if load is None:
             return
         self.load = msgspec.json.decode(load, type=_Load)
-        self.leaving = any(
-            one.leaving for one in msgspec.json.decode(engines, type=_Engines).engines
-        )
+        if engines is not None:
+            found = msgspec.json.decode(engines, type=_Engines).engines
+            self.leaving = any(one.leaving for one in found)
         self.answered = now
         if ttft is not None:
             self._read_goodput(await self.server.get("/metrics"), ttft)
