@@ -74,7 +74,7 @@ void StatePool::write(int64_t id, int64_t at, int64_t size, const uint8_t* bytes
 }
 
 void StatePool::check(const StepInput& step) const {
-  if (!needed()) return;
+  if (!advance(step)) return;
   const int64_t rows = step.rows();
   if (step.states.rows != rows || (rows > 0 && step.states.columns != 2)) {
     throw internal_error("states: each row of a recurrent model reads one and writes one",
@@ -140,7 +140,7 @@ std::vector<std::vector<StatePool::Run>> StatePool::runs(const StepInput& step) 
 }
 
 void StatePool::begin(const StepInput& step) {
-  if (!needed()) return;
+  if (!advance(step)) return;
   for (int64_t r = 0; r < step.rows(); ++r) {
     const int32_t from = read_of(step, r);
     const int64_t before = step.context_len[static_cast<size_t>(r)];
@@ -159,7 +159,7 @@ void StatePool::begin(const StepInput& step) {
 }
 
 void StatePool::commit(const StepInput& step) {
-  if (!needed()) return;
+  if (!advance(step)) return;
   for (int64_t r = 0; r < step.rows(); ++r) {
     covers_[static_cast<size_t>(written_by(step, r))] =
         step.context_len[static_cast<size_t>(r)] + tokens_of(step, r);

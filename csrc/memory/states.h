@@ -20,6 +20,8 @@ class StatePool {
   int64_t count() const { return static_cast<int64_t>(covers_.size()); }
   int64_t bytes() const { return count() * state_bytes(); }
   bool needed() const { return floats_ > 0; }
+  // Whether a step reads and writes states: not one that skips all layers.
+  bool advance(const StepInput& step) const { return needed() && step.skip.empty(); }
   // Replaces the states with `count` empty ones. Error (Resource).
   void allocate(int64_t count);
   void free();

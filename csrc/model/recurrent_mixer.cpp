@@ -48,7 +48,7 @@ void RecurrentBlock::add(const Recurrent& mixer) {
 }
 
 void RecurrentBlock::begin() {
-  if (states().needed()) state_runs_ = StatePool::runs(*context_.step);
+  if (states().advance(*context_.step)) state_runs_ = StatePool::runs(*context_.step);
 }
 
 void RecurrentBlock::run(const Recurrent& mixer, const Norm& norm, float* out) {

@@ -1,5 +1,6 @@
 #include "step/check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -157,10 +158,13 @@ void check_slice(const StepInput& step, int64_t layers) {
           "a row has logits only after its last layer");
 }
 
-// States advance through all layers.
+// States advance through all layers: a model that has some skips all or none.
 void check_skip(const StepInput& step, const StepLimits& limits) {
   if (step.skip.empty()) return;
   check_ascending(step.skip, limits.layers + 1, "skip");
+  const auto layers = std::lower_bound(step.skip.begin(), step.skip.end(), limits.layers);
+  require(!limits.cache.states().needed() || layers - step.skip.begin() == limits.layers, "skip",
+          "a model with states skips all layers or none");
   require(!step.slice && step.states.rows == 0, "skip", "only whole rows without states skip layers");
 }
 

@@ -619,6 +619,20 @@ CASES: list[Case] = [
             "n_shared_experts": 2}),
     ),
     *_family(
+        "GLM-4.5 to 4.7", "Glm4Moe",
+        ("3 heads, top 1 of 4", {
+            **_A, **_SMALL_EXPERTS, "head_dim": 24, "n_routed_experts": 4,
+            "num_experts_per_tok": 1, "first_k_dense_replace": 1, "use_qk_norm": True}),
+        ("biases, 3 of 12 in 2 of 4 groups, yarn", {
+            **_B, **_YARN, **_SMALL_EXPERTS, "head_dim": 16, "attention_bias": True,
+            "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+            "first_k_dense_replace": 0, "routed_scaling_factor": 2.5, "n_shared_experts": 2}),
+        ("8 of 16, tied, all rotates", {
+            **_C, **_TIED, **_SMALL_EXPERTS, "head_dim": 16, "n_routed_experts": 16,
+            "num_experts_per_tok": 8, "norm_topk_prob": False, "first_k_dense_replace": 2,
+            "partial_rotary_factor": 1.0}),
+    ),
+    *_family(
         "Llama 4 (text)", "Llama4Text",
         ("chunks of 16, top 1 of 4", {
             **_A, **_LLAMA4, "head_dim": 24, "attention_chunk_size": 16, "num_local_experts": 4,

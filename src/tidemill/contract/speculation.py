@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 OFF, AUTO = "off", "auto"
 LOOKUP, DRAFT, MEDUSA, SKIP, EAGLE = "lookup", "draft", "medusa", "skip", "eagle"
+MTP = "mtp"
 
 GRAMMAR = "grammar"
 """Name of drafts that no drafter proposed: what a constraint forces, where it is sampled."""
 
-DRAFTERS = (LOOKUP, DRAFT, MEDUSA, SKIP, EAGLE)
+DRAFTERS = (LOOKUP, DRAFT, MEDUSA, SKIP, EAGLE, MTP)
 """In the order in which they are asked: the first that proposes something is taken."""
 
 BY_REQUEST = (OFF, AUTO, *DRAFTERS)

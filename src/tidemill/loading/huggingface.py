@@ -21,6 +21,7 @@ from tidemill.loading.heads import (
 from tidemill.loading.jsonfile import read_object, read_optional_object
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor
+from tidemill.loading.mtp import mtp_tensors
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import READ_TYPES, Place
 from tidemill.loading.schemes import (
@@ -167,7 +168,11 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
     files = _files(folder, config, spec, tensors, stored, notes, vectors, head)
     others = {name: t for name, t in stored.items() if text is not None and in_other_part(name)}
     return dataclasses.replace(
-        files, sources=sources, head_tensors=head_tensors, other_parts=others
+        files,
+        sources=sources,
+        head_tensors=head_tensors,
+        other_parts=others,
+        mtp=mtp_tensors(family, config, spec, weights, sources),
     )
 
 

@@ -13,6 +13,7 @@ from tidemill.base.vector_data import NOTHING_SAID, VectorData
 from tidemill.loading.generation import GenerationDefaults
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import MappedFile, StoredTensor
+from tidemill.loading.mtp import MtpTensors
 from tidemill.loading.places import Place
 from tidemill.models.head import Head
 from tidemill.models.sources import Source
@@ -40,6 +41,7 @@ class ModelFiles:
         head: creates the layers after the pooled vector, and reads their tensors.
         head_tensors: the stored tensors that `head` reads, by their stored names.
         other_parts: stored tensors of parts that are not loaded, by their stored names.
+        mtp: its layer that drafts tokens; None: it has none.
     """
 
     path: Path
@@ -58,6 +60,7 @@ class ModelFiles:
     sources: Mapping[str, Source] = field(repr=False, default_factory=dict)
     head_tensors: Mapping[str, Place] = field(repr=False, default_factory=dict)
     other_parts: Mapping[str, StoredTensor] = field(repr=False, default_factory=dict)
+    mtp: MtpTensors | None = field(repr=False, default=None)
 
     @property
     def file_bytes(self) -> int:

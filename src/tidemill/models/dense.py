@@ -10,6 +10,7 @@ from tidemill.base.errors import model_file_error
 from tidemill.models.config import MAX_LAYERS, MAX_POSITIONS, ConfigReader
 from tidemill.models.gguf_family import GgufFamily
 from tidemill.models.layers import RMS
+from tidemill.models.mtp import Mtp
 from tidemill.models.naming import Rules
 from tidemill.models.rope import reach
 from tidemill.models.rope_config import read_rope
@@ -61,6 +62,7 @@ class Family:
         gguf: None when GGUF files of the family use another family's name.
         stored: how Hugging Face checkpoints differ from the order and meaning of our names.
         classifier: layers of its classification head, which reads the pooled vector.
+        mtp: its layers that draft tokens, in Hugging Face checkpoints; None: it has none.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Family:
     gguf: GgufFamily | None = None
     stored: Conventions = AS_NAMED
     classifier: tuple[HeadPart, ...] = (HeadPart("score", labels=True),)
+    mtp: Mtp | None = None
 
 
 @dataclass(frozen=True, slots=True)

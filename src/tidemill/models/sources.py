@@ -23,8 +23,8 @@ class Conventions:
             first of each key head, then the second. They keep this order: see `Recurrent`.
         decays: a_log of recurrent mixers is stored as -exp(a_log).
         position_offset: row of the first position's vector (OPT).
-        draft_layers: layers after the last one draft tokens (multi-token prediction); they are not
-            loaded.
+        draft_layers: layers after the last one draft tokens (models/mtp.py); they are no part of
+            the model.
         left_out: name prefixes of further tensors that are not loaded.
     """
 

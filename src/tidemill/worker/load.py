@@ -13,14 +13,14 @@ from tidemill.base.errors import TidemillError
 from tidemill.base.tokenizer_data import TokenizerData
 from tidemill.base.vector_data import VectorData
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.speculation import DRAFT, EAGLE, LOOKUP, MEDUSA, OFF, SKIP, read_setting
+from tidemill.contract.speculation import DRAFT, EAGLE, LOOKUP, MEDUSA, MTP, OFF, SKIP
 from tidemill.contract.wire import EngineInfo
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.adapters import AdapterLoader
 from tidemill.worker.kv_check import NARROW, check_kv
 from tidemill.worker.machine import available_memory, total_memory
-from tidemill.worker.needs import DRAFT_PART, EAGLE_PART, MEDUSA_PART, needs_of
-from tidemill.worker.opening import Opened, open_files, stored_quantization
+from tidemill.worker.needs import DRAFT_PART, EAGLE_PART, MEDUSA_PART, MTP_PART, needs_of
+from tidemill.worker.opening import Opened, open_files, speculation_of, stored_quantization
 from tidemill.worker.packed import kept_weights
 from tidemill.worker.runner import Runner
 from tidemill.worker.sizing import (
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
-# Heads beside the model.
-_HEADS = (MEDUSA_PART, EAGLE_PART)
+# Heads and layers beside the model, and those with keys and values of their own for each token.
+_HEADS = (MEDUSA_PART, EAGLE_PART, MTP_PART)
+_WITH_CACHE = (EAGLE_PART, MTP_PART)
 _NO_DRAFTS = (
     "no speculation: models that transformers runs verify no drafts, and neither do models with "
     "recurrent layers whose cache has no memory for a state per draft"
@@ -97,14 +98,13 @@ def load_worker(
     """
     opened = open_files(config)
     files, name, options, tensors = opened.files, opened.backend, opened.options, opened.tensors
-    speculation = read_setting(config.speculate)
+    speculation = speculation_of(config, files)
     spec, dtype, kv_dtype, threads = files.spec, options.dtype, options.kv_dtype, options.threads
     draft = _open_drafters(config, opened) if DRAFT in speculation.drafters else None
     needs = needs_of(config, opened, draft)
     draft_bytes = 0 if draft is None else draft.token_bytes
-    # An EAGLE head has keys and values of its own for the same tokens.
-    eagle_bytes = sum(c.token_bytes for c in needs.caches if c.kind == EAGLE_PART)
-    draft_bytes += eagle_bytes
+    layer_bytes = sum(c.token_bytes for c in needs.caches if c.kind in _WITH_CACHE)
+    draft_bytes += layer_bytes
     if config.device == "cpu":
         check_weights_fit(needs, available_memory(), config.served_name)
         check_cache_setting(config.kv_memory, total_memory())
@@ -208,7 +208,7 @@ def load_worker(
         kv_bytes_per_token=token_bytes,
         kv_bytes=memory.kv_bytes
         + sum(d.kv_bytes() for d in drafters.values())
-        + reserved * eagle_bytes * config.block_size
+        + reserved * layer_bytes * config.block_size
         - (reserved - cache.num_blocks) * token_bytes * config.block_size,
         reserved_blocks=reserved,
         state_bytes=cache.states * spec.state_bytes if foreign is None else 0,
@@ -254,6 +254,10 @@ def load_worker(
 
         loaders = {SKIP: load_skip, MEDUSA: load_medusa, EAGLE: load_eagle}
         loaders[speculation.drafters[-1]](config, opened, runner, progress)
+    if verifies and MTP in speculation.drafters:
+        from tidemill.worker.speculate.mtp_opening import load_mtp
+
+        load_mtp(config, opened, runner, (reserved, cache.num_blocks), progress)
     runner.mover = _open_tiers(config, backend, identity, progress, runner.first_snapshot)
     return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
 

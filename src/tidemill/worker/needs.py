@@ -15,12 +15,12 @@ import msgspec
 from tidemill.backends.base import HeldTensor
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.needs import CacheNeeds, MemoryNeeds, ModelFacts
-from tidemill.contract.speculation import DRAFT, EAGLE, MEDUSA, read_setting
+from tidemill.contract.speculation import DRAFT, EAGLE, MEDUSA, MTP
 from tidemill.models import tensors as names
 from tidemill.models.layers import Attention, Layer, Moe, Recurrent
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.machine import usable_cpus
-from tidemill.worker.opening import Opened, open_files, stored_quantization
+from tidemill.worker.opening import Opened, open_files, speculation_of, stored_quantization
 
 if TYPE_CHECKING:
     from tidemill.worker.speculate.opening import Draft
@@ -37,6 +37,8 @@ DRAFT_PART = "draft model"
 MEDUSA_PART = "Medusa heads"
 # The part of weights and cache that is an EAGLE head's.
 EAGLE_PART = "EAGLE head"
+# The part of weights and cache that is an MTP layer's.
+MTP_PART = "MTP layer"
 # Of a token's text in the vocabulary's tables, where constraints are compiled.
 _TOKEN_BYTES = 64
 # Tokens whose experts are computed at once (kMoeChunkTokens).
@@ -67,7 +69,7 @@ def memory_needs(config: EngineConfig) -> MemoryNeeds:
 def needs_of(config: EngineConfig, opened: Opened, draft: Draft | None = None) -> MemoryNeeds:
     """As `memory_needs`, of opened files, and a draft model that is opened where there is one."""
     needs = _of_model(config, opened)
-    drafters = read_setting(config.speculate).drafters
+    drafters = speculation_of(config, opened.files).drafters
     if DRAFT in drafters:
         from tidemill.worker.speculate.opening import open_draft
 
@@ -86,6 +88,15 @@ def needs_of(config: EngineConfig, opened: Opened, draft: Draft | None = None) -
             needs,
             weights=needs.weights | {EAGLE_PART: weights},
             caches=(*needs.caches, CacheNeeds(EAGLE_PART, 1, None, token)),
+        )
+    if MTP in drafters:
+        from tidemill.worker.speculate.mtp_opening import mtp_needs
+
+        mtp = mtp_needs(config, opened)
+        return msgspec.structs.replace(
+            needs,
+            weights=needs.weights | {MTP_PART: mtp.weights},
+            caches=(*needs.caches, CacheNeeds(MTP_PART, 1, None, mtp.token)),
         )
     return needs
 

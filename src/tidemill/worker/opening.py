@@ -7,7 +7,9 @@ from importlib import import_module
 from typing import Any
 
 from tidemill.backends.base import BackendOptions, HeldTensor
+from tidemill.base.errors import TidemillError
 from tidemill.contract.config import EngineConfig
+from tidemill.contract.speculation import AUTO, LOOKUP, MTP, Setting, read_setting
 from tidemill.loading.checkpoint import open_model
 from tidemill.loading.lazy import Holding, LazyTensors
 from tidemill.loading.parts import ModelFiles
@@ -85,6 +87,20 @@ def of_files(config: EngineConfig, files: ModelFiles) -> Opened:
     wide = dtype == "float32" or name != "native"
     tensors = files.tensors.held(Holding(wide, config.quantize))
     return Opened(files, name, options, tensors)
+
+
+def speculation_of(config: EngineConfig, files: ModelFiles) -> Setting:
+    """What drafts for a model: the setting's drafters, and with ``auto`` the MTP layer of a
+    checkpoint that has a usable one."""
+    setting = read_setting(config.speculate)
+    alone = setting.default == AUTO and setting.drafters == (LOOKUP,)
+    if not alone or files.mtp is None or config.tensor_parallel > 1:
+        return setting
+    try:
+        files.mtp.open()
+    except TidemillError:
+        return setting
+    return setting._replace(drafters=(*setting.drafters, MTP))
 
 
 def resolve_dtype(dtype: str, files: ModelFiles) -> str:

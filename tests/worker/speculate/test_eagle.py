@@ -4,6 +4,7 @@ head is named."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from tidemill.worker.inputs import InputBuilder
 from tidemill.worker.load import load_worker
 from tidemill.worker.speculate import eagle_files
 from tidemill.worker.speculate.drafter import NOTHING, Wanted
-from tidemill.worker.speculate.eagle import EagleDrafter
-from tidemill.worker.speculate.eagle_files import read_eagle
+from tidemill.worker.speculate.eagle_files import EagleFiles, read_eagle
+from tidemill.worker.speculate.eagle_layer import Cache, EagleLayer
+from tidemill.worker.speculate.layer_drafter import LayerDrafter, Tokens
 from tidemill.worker.speculate.matrices import Matrix
 from tidemill.worker.speculate.opening import bare_output
 
@@ -146,6 +148,20 @@ def reference(tensors: Tensors, tokens: list[int], streams: np.ndarray, first: i
     return drafts
 
 
+def drafter_of(
+    target: Backend,
+    inputs: InputBuilder,
+    files: EagleFiles,
+    output: Matrix | None,
+    products: Mapping[str, Matrix],
+    idle: Callable[[], bool],
+    context: int,
+) -> LayerDrafter[Cache]:
+    layer = EagleLayer(files, context, products)
+    tokens = Tokens(output, files.tokens, files.embedding)
+    return LayerDrafter(target, inputs, layer, files.layers, tokens, idle)
+
+
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize(
     ("kind", "apart"),
@@ -170,7 +186,7 @@ def test_drafts_are_those_of_the_whole_layer(
     assert len(products) == (8 if apart else 0)
     inputs = InputBuilder(1, 64, 16)
     idle = [True]
-    drafter = EagleDrafter(target, inputs, files, output, products, lambda: idle[0], 64)
+    drafter = drafter_of(target, inputs, files, output, products, lambda: idle[0], 64)
     assert drafter.layers == (0, 2, 3)
     rng = np.random.default_rng(2)
     tokens = rng.integers(0, VOCAB, 14).astype(np.int32)
@@ -220,7 +236,7 @@ def test_what_nobody_asks_for_is_forgotten_unread(tmp_path: Path) -> None:
     assert files.output is not None
     output = Matrix(bare_output(files.output, SPEC, native.load, options(), "native"))
     inputs = InputBuilder(1, 256, 16)
-    drafter = EagleDrafter(target, inputs, files, output, {}, lambda: True, 256)
+    drafter = drafter_of(target, inputs, files, output, {}, lambda: True, 256)
     rng = np.random.default_rng(3)
     tokens = rng.integers(0, VOCAB, 151).astype(np.int32)
     streams = rng.normal(size=(3, 150, WIDTH)).astype(np.float32)

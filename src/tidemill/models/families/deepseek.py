@@ -13,6 +13,7 @@ from tidemill.base.errors import model_file_error, unsupported
 from tidemill.models.config import MAX_LAYERS, ConfigReader
 from tidemill.models.dense import MAX_EXPERTS, MAX_HEAD_DIM, Family, dense_spec, read_top_k
 from tidemill.models.gguf_family import EXPERTS, GgufFamily, GgufFile
+from tidemill.models.mtp import BEHIND, Mtp
 from tidemill.models.naming import GGUF_EXPERTS, HF_EXPERTS, HF_RULES, Fused, Rules
 from tidemill.models.rope_config import score_factor
 from tidemill.models.sources import Conventions
@@ -23,7 +24,7 @@ KV_UP = Fused(
     ("layers.{i}.attn.k_up.{h}.weight", "layers.{i}.attn.v_up.{h}.weight"), layout="latents"
 )
 # Layers after the last one, which draft tokens; their embedding and head are copies.
-_DRAFTS: Rules = (
+DRAFT_RULES: Rules = (
     ("model.layers.{i}.embed_tokens.weight", None),
     ("model.layers.{i}.shared_head.{p}.weight", None),
     ("model.layers.{i}.{p}norm.weight", "layers.{i}.draft.{p}.weight"),
@@ -41,7 +42,7 @@ RULES: Rules = (
     *HF_EXPERTS,
     *HF_RULES,
     (_ATTN + "q_b_proj.weight", "layers.{i}.attn.q.weight"),  # of low-rank queries
-    *_DRAFTS,
+    *DRAFT_RULES,
 )
 _BLK = "blk.{i}.attn_"
 GGUF_RULES_OF_LATENTS: Rules = (
@@ -74,7 +75,7 @@ def spec2(config: Mapping[str, Any]) -> DecoderSpec:
     reader.must_be("mlp_bias", False)
     reader.must_be("topk_method", "greedy", "group_limited_greedy")
     limited = reader.raw("topk_method") == "group_limited_greedy"
-    rule = _groups(reader) if limited else {}
+    rule = read_groups(reader) if limited else {}
     if not limited:
         for key in ("n_group", "topk_group"):
             reader.raw(key)
@@ -97,7 +98,7 @@ def spec3(config: Mapping[str, Any]) -> DecoderSpec:
     reader.must_be("rope_interleave", True)
     normalize = reader.boolean("norm_topk_prob", True)
     rule = {
-        **_groups(reader),
+        **read_groups(reader),
         "scoring": "sigmoid",
         "e_score_correction_bias": True,
         "normalize": normalize,
@@ -118,7 +119,8 @@ def _reader(config: Mapping[str, Any], family: str) -> ConfigReader:
     return reader
 
 
-def _groups(reader: ConfigReader) -> dict[str, Any]:
+def read_groups(reader: ConfigReader) -> dict[str, Any]:
+    """Fields of `Moe` about the groups that a token's experts are limited to."""
     if reader.raw("n_routed_experts") is None:
         return {}
     experts = reader.integer("n_routed_experts", high=MAX_EXPERTS)
@@ -140,7 +142,7 @@ def _spec(
     bias = reader.boolean("attention_bias")
     count = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     latent = _latent(reader, bias)
-    experts = _experts(reader, count, {**rule, "scale": scale})
+    experts = read_routed(reader, count, {**rule, "scale": scale})
     spec = dense_spec(reader, family, moe=experts)
 
     def layer(plain: Layer) -> Layer:
@@ -169,10 +171,16 @@ def _latent(reader: ConfigReader, bias: bool) -> Latent:
     return latent
 
 
-def _experts(
+def read_routed(
     reader: ConfigReader, count: int, rule: dict[str, Any]
 ) -> Callable[[str], list[Moe | None]]:
-    """Activation -> each layer's experts; a model may have no experts."""
+    """Activation -> each layer's experts; a model may have no experts.
+
+    Args:
+        reader: the config.
+        count: layers.
+        rule: fields of `Moe` about routing; `scale` where the config does not say it.
+    """
     dense = reader.integer("first_k_dense_replace", 0, low=0, high=MAX_LAYERS)
     keys = ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "n_group",
             "topk_group")  # fmt: skip
@@ -261,5 +269,5 @@ FAMILY = Family(
 )  # fmt: skip
 V3 = Family(
     name="deepseek_v3", architectures=("DeepseekV3ForCausalLM",), spec=spec3, rules=RULES,
-    stored=_STORED, gguf=_gguf(2, _of_gguf3),
+    stored=_STORED, gguf=_gguf(2, _of_gguf3), mtp=Mtp(BEHIND),
 )  # fmt: skip

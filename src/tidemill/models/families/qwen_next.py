@@ -15,6 +15,7 @@ from tidemill.models.families.qwen_moe import GGUF_KEYS as MOE_KEYS
 from tidemill.models.families.qwen_moe import RULES as MOE_RULES
 from tidemill.models.families.qwen_moe import read_experts
 from tidemill.models.gguf_family import INNER, GgufFamily, GgufFile
+from tidemill.models.mtp import APART, Mtp
 from tidemill.models.multimodal import without_axes
 from tidemill.models.naming import (
     GGUF_EXPERTS,
@@ -30,7 +31,7 @@ from tidemill.models.spec import MAX_CONV_KERNEL, DecoderSpec, QkNorm, Recurrent
 
 _DEFAULTS = {"head_dim": 256, "num_key_value_heads": 2}
 _INTERVAL, _ROTATING = 4, 0.25
-# Keys of the layers that draft tokens (multi-token prediction), which are not loaded.
+# Keys of the layers that draft tokens (multi-token prediction), which are no part of the model.
 _DRAFTS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 
 _MIXER = "model.layers.{i}.linear_attn."
@@ -228,19 +229,20 @@ _SECTIONS = frozenset({"rope.dimension_sections"})  # axes of image positions
 _FILES = Conventions(decays=True, draft_layers=True)
 _TILES = replace(_FILES, tiled_values=True)
 
-_STORED = Conventions(norms_less_one=True, left_out=("mtp.",))
+_STORED = Conventions(norms_less_one=True, left_out=(APART.prefix,))
+_MTP = Mtp(APART, "full_attention")
 FAMILY = Family(
-    "qwen3_next", ("Qwen3NextForCausalLM",), spec_next, RULES, stored=_STORED,
+    "qwen3_next", ("Qwen3NextForCausalLM",), spec_next, RULES, stored=_STORED, mtp=_MTP,
     gguf=_gguf("qwen3next", (*_FUSED_BA, *_EXPERT_RULES), _EXPERT_KEYS, stored=_FILES,
                unused=_READ, implied=_of_gguf_with_experts),
 )  # fmt: skip
 QWEN3_5 = Family(
-    "qwen3_5", ("Qwen3_5ForCausalLM",), spec, DENSE_RULES, stored=_STORED,
+    "qwen3_5", ("Qwen3_5ForCausalLM",), spec, DENSE_RULES, stored=_STORED, mtp=_MTP,
     gguf=_gguf("qwen35", (*_APART, *GGUF_RULES), {}, stored=_TILES, unused=_READ | _SECTIONS,
                implied=_tiled(_of_gguf)),
 )  # fmt: skip
 QWEN3_5_MOE = Family(
-    "qwen3_5_moe", ("Qwen3_5MoeForCausalLM",), spec_moe, SPARSE_RULES, stored=_STORED,
+    "qwen3_5_moe", ("Qwen3_5MoeForCausalLM",), spec_moe, SPARSE_RULES, stored=_STORED, mtp=_MTP,
     gguf=_gguf("qwen35moe", (*_APART, *_EXPERT_RULES), _EXPERT_KEYS, stored=_TILES,
                unused=_READ | _SECTIONS, implied=_tiled(_of_gguf_with_experts)),
 )  # fmt: skip

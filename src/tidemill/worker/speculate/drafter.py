@@ -91,12 +91,17 @@ class Drafter(Protocol):
         """A sequence has ended."""
 
 
+FINAL = -1
+"""In `LayerReader.layers`: the final hidden state."""
+
+
 @runtime_checkable
 class LayerReader(Protocol):
     """A drafter that reads hidden states of every token that the model computes.
 
     Attributes:
-        layers: ascending: layers in front of which it reads the residual stream; 0: the embedding.
+        layers: ascending: layers in front of which it reads the residual stream; 0: the embedding;
+            `FINAL`: behind the last norm.
     """
 
     layers: tuple[int, ...]
@@ -108,7 +113,7 @@ class LayerReader(Protocol):
             seq_id: the sequence.
             start: position of the first.
             tokens: int32: all known tokens of the sequence; a view that is valid during the call.
-            streams: float32 [layers, tokens, hidden_size].
+            streams: float32 [layers, tokens, hidden_size]; it may be kept.
         """
 
 

@@ -7,33 +7,41 @@ on these inputs alone, so those of tokens that are only read need neither attent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.backends.base import Backend
 from tidemill.models.rope import inverse_frequencies
 from tidemill.worker.speculate.eagle_files import EagleFiles
+from tidemill.worker.speculate.matrices import Matrix
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
-Product = Callable[[Float32], Float32]
 
 _GROWTH = 128  # positions
 
 
 class Cache:
-    """Keys and values of one sequence, [kv_heads, positions, head_dim] each.
-
-    Attributes:
-        first: position of the first.
-        end: position after the last that counts; what is behind it may be overwritten.
-    """
+    """Keys and values of one sequence, [kv_heads, positions, head_dim] each: see
+    `layer_drafter.LayerCache`."""
 
     def __init__(self, kv_heads: int, head_dim: int, first: int) -> None:
         self.first = self.end = first
         self._k = np.zeros((kv_heads, 0, head_dim), np.float32)
         self._v = np.zeros_like(self._k)
+
+    def restart(self, first: int) -> None:
+        """See LayerCache."""
+        self.first = self.end = first
+
+    def reserve(self, end: int) -> bool:
+        """See LayerCache. It grows when it is written."""
+        return True
+
+    def close(self) -> None:
+        """See LayerCache."""
 
     def put(self, at: int, k: Float32, v: Float32) -> None:
         """Write the positions from `at` on; k, v [kv_heads, positions, head_dim]."""
@@ -57,15 +65,15 @@ class Cache:
 
 
 class EagleLayer:
-    """See the module.
+    """See the module and `layer_drafter.DraftLayer`.
 
     Args:
         files: the head; its values are read here.
         context: positions that a sequence may have.
-        products: x [N, columns] -> x @ matrix.T, of matrices that are computed elsewhere.
+        products: matrices that backends compute, by name; others are computed here.
     """
 
-    def __init__(self, files: EagleFiles, context: int, products: Mapping[str, Product]) -> None:
+    def __init__(self, files: EagleFiles, context: int, products: Mapping[str, Matrix]) -> None:
         self._files = files
         self._products = products
         self._w = {
@@ -76,39 +84,45 @@ class EagleLayer:
         self._frequencies = np.array(inverse_frequencies(files.rope, context), np.float64)
 
     @property
+    def backends(self) -> list[Backend]:
+        """See DraftLayer."""
+        return [matrix.backend for matrix in self._products.values()]
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of the weights."""
+        """See DraftLayer."""
         return sum(one.nbytes for one in self._w.values())
 
+    @property
+    def steps(self) -> int:
+        """See DraftLayer."""
+        return sum(matrix.steps for matrix in self._products.values())
+
     def cache(self, first: int) -> Cache:
-        """An empty cache, from a position on."""
+        """See DraftLayer."""
         return Cache(self._files.kv_heads, self._files.head_dim, first)
 
     def states(self, streams: Float32) -> Float32:
-        """g [tokens, width] of residual streams [layers, tokens, width]."""
+        """See DraftLayer."""
         return self._times(np.concatenate(list(streams), axis=-1), "fc")
 
-    def read(self, cache: Cache, g: Float32, embedded: Float32) -> None:
-        """Append keys and values behind the cache's end: g, embedded [positions, width]."""
-        if len(g) == 0:
-            return
-        positions = cache.end + np.arange(len(g))
-        x = self._inputs(g, embedded)
-        cache.put(cache.end, *self._keys(x, positions))
-        cache.end += len(g)
+    def read(
+        self, caches: Sequence[Cache], counts: Sequence[int], g: Float32, embedded: Float32
+    ) -> None:
+        """See DraftLayer."""
+        ends = zip(caches, counts, strict=True)
+        positions = np.concatenate([cache.end + np.arange(count) for cache, count in ends])
+        k, v = self._keys(self._inputs(g, embedded), positions)
+        at = 0
+        for cache, count in zip(caches, counts, strict=True):
+            cache.put(cache.end, k[:, at : at + count], v[:, at : at + count])
+            cache.end += count
+            at += count
 
     def draft(
-        self, caches: list[Cache], positions: Int64, g: Float32, embedded: Float32
+        self, caches: Sequence[Cache], positions: Int64, g: Float32, embedded: Float32
     ) -> Float32:
-        """The next states [sequences, width] of one position each, its keys and values written
-        behind the cache's end.
-
-        Args:
-            caches: of each sequence.
-            positions: int64 [sequences].
-            g: [sequences, width].
-            embedded: [sequences, width], of the token behind the position.
-        """
+        """See DraftLayer."""
         f = self._files
         x = self._inputs(g, embedded)
         k, v = self._keys(x, positions)
@@ -133,8 +147,18 @@ class EagleLayer:
         return y + self._times(inner, "down_proj")
 
     def scored(self, x: Float32) -> Float32:
-        """What the output matrix takes of states."""
+        """See DraftLayer."""
         return self._normed(x, "norm")
+
+    def limit_cache(self, blocks: int) -> None:
+        """See DraftLayer. Caches have the tokens of the model's and no more."""
+
+    def empty_cache(self) -> None:
+        """See DraftLayer."""
+
+    def kv_bytes(self) -> int:
+        """See DraftLayer."""
+        return 0
 
     def _inputs(self, g: Float32, embedded: Float32) -> Float32:
         return np.concatenate(

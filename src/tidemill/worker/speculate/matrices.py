@@ -52,14 +52,38 @@ def scores_of(
         tables: per cache group int32 [N, 1]: any block for each row.
         skip: layers and last norm that are left out: see `StepInputs`.
     """
-    inputs = bare_step(step_id, np.zeros(len(x), np.int32), tables, skip)
+    inputs = bare_step(step_id, np.zeros(len(x), np.int32), tables, skip, x)
     inputs.logits = np.full(len(x), LOGITS_LAST, np.uint8)
     inputs.return_logits = True
-    rows = np.arange(len(x), dtype=np.int32)
-    inputs.overrides = EmbeddingOverrides(rows, np.ascontiguousarray(x, np.float32))
     outputs: StepOutputs = backend.submit(inputs).result()
     assert outputs.logits is not None
     return outputs.logits
+
+
+def sample_of(
+    backend: Backend,
+    step_id: int,
+    x: Float32,
+    tables: Sequence[Int32],
+    skip: Int32 | None,
+    sampling: SamplingInputs,
+) -> tuple[Int32, Float32]:
+    """Tokens int32 [N] that are sampled from what `scores_of` returns, and their log-probabilities
+    float32 [N].
+
+    Args:
+        backend, step_id, x, tables, skip: see `scores_of`.
+        sampling: of the N positions.
+    """
+    count = len(x)
+    sampling.num_logprobs = np.zeros(count, np.int32)
+    inputs = bare_step(step_id, np.zeros(count, np.int32), tables, skip, x)
+    inputs.logits = np.full(count, LOGITS_LAST, np.uint8)
+    inputs.sample = np.ones(count, np.uint8)
+    inputs.sampling = sampling
+    outputs: StepOutputs = backend.submit(inputs).result()
+    assert outputs.logprobs is not None
+    return outputs.sampled, outputs.logprobs.chosen
 
 
 def any_blocks(inputs: InputBuilder, seq_ids: Sequence[int], groups: int) -> list[Int32]:
@@ -71,22 +95,40 @@ def any_blocks(inputs: InputBuilder, seq_ids: Sequence[int], groups: int) -> lis
 
 
 def bare_step(
-    step_id: int, tokens: Int32, tables: Sequence[Int32], skip: Int32 | None
+    step_id: int,
+    tokens: Int32,
+    tables: Sequence[Int32],
+    skip: Int32 | None,
+    x: Float32 | None = None,
+    counts: Int32 | None = None,
 ) -> StepInputs:
-    """A step of a token per row that samples nothing; see `scores_of`."""
-    count = len(tokens)
+    """A step that samples nothing; see `scores_of`.
+
+    Args:
+        step_id, tables, skip: see `scores_of`.
+        tokens: int32 [T].
+        x: [T, width], in place of the tokens' embeddings; None: none.
+        counts: int32 [R]: tokens of each row; None: one of each.
+    """
+    counts = np.ones(len(tokens), np.int32) if counts is None else counts
+    count = len(counts)
     return StepInputs(
         step_id=step_id,
         token_ids=tokens,
-        row_start=np.arange(count + 1, dtype=np.int32),
+        row_start=np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)]),
         context_len=np.zeros(count, np.int32),
         block_tables=tuple(np.ascontiguousarray(table) for table in tables),
         logits=np.full(count, LOGITS_NONE, np.uint8),
         sample=np.zeros(count, np.uint8),
         await_mask=np.zeros(count, np.uint8),
-        target_ids=np.full(count, -1, np.int32),
+        target_ids=np.full(len(tokens), -1, np.int32),
         target_logprobs=np.full(count, -1, np.int32),
         copies=tuple(np.zeros((0, 2), np.int32) for _ in tables),
         sampling=SamplingInputs.neutral(0),
         skip=skip,
+        overrides=None
+        if x is None
+        else EmbeddingOverrides(
+            np.arange(len(x), dtype=np.int32), np.ascontiguousarray(x, np.float32)
+        ),
     )

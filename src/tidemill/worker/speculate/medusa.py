@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.backends.base import LOGITS_LAST, Backend, EmbeddingOverrides, Int32
+from tidemill.backends.base import Backend, Int32
 from tidemill.contract.plan import NewSequence
 from tidemill.worker.inputs import InputBuilder
 from tidemill.worker.speculate.drafter import NOTHING, Proposal, Wanted
 from tidemill.worker.speculate.heads import Head
-from tidemill.worker.speculate.matrices import any_blocks, bare_step
+from tidemill.worker.speculate.matrices import any_blocks, sample_of
 from tidemill.worker.speculate.rounds import confidence_of
 
 Float32 = NDArray[np.float32]
@@ -115,21 +115,11 @@ class MedusaDrafter:
         ids = [one.seq_id for _ in heads for one in asked]
         positions = [len(one.tokens) + k for k in heads for one in asked]
         sampling = self._inputs.sampling_at(ids, np.array(positions, np.int32))
-        sampling.num_logprobs = np.zeros(count, np.int32)
         tables = [np.zeros((count, 1), np.int32)]  # an own output matrix has a cache of its own
         if skip is not None:
             tables = any_blocks(self._inputs, ids, len(backend.spec.cache_groups()))
         self._steps += 1
-        step = bare_step(self._steps, np.zeros(count, np.int32), tables, skip)
-        step.logits = np.full(count, LOGITS_LAST, np.uint8)
-        step.sample = np.ones(count, np.uint8)
-        step.sampling = sampling
-        step.overrides = EmbeddingOverrides(
-            np.arange(count, dtype=np.int32), np.ascontiguousarray(x, np.float32)
-        )
-        outputs = backend.submit(step).result()
-        assert outputs.logprobs is not None
-        return outputs.sampled, outputs.logprobs.chosen
+        return sample_of(backend, self._steps, x, tables, skip, sampling)
 
     def _own(self) -> list[Backend]:
         return [output for output in self._outputs if output is not None]

@@ -21,15 +21,16 @@ from tidemill.loading.checkpoint import open_model
 from tidemill.loading.lazy import Holding, LazyTensors
 from tidemill.loading.locate import resolve
 from tidemill.loading.parts import ModelFiles
-from tidemill.loading.places import OneTensor
+from tidemill.loading.places import OneTensor, Place
 from tidemill.models import tensors as names
 from tidemill.models.spec import DecoderSpec
 from tidemill.worker.opening import Opened, of_files
 from tidemill.worker.packed import kept_weights, packed_folder
 from tidemill.worker.runner import Runner
-from tidemill.worker.speculate.eagle import EagleDrafter
 from tidemill.worker.speculate.eagle_files import EagleFiles, read_eagle
+from tidemill.worker.speculate.eagle_layer import EagleLayer
 from tidemill.worker.speculate.heads import Head, read_heads
+from tidemill.worker.speculate.layer_drafter import LayerDrafter, Tokens
 from tidemill.worker.speculate.layers import Found, search
 from tidemill.worker.speculate.matrices import Matrix
 from tidemill.worker.speculate.medusa import MedusaDrafter
@@ -73,7 +74,7 @@ def open_draft(config: EngineConfig, target: Opened) -> Draft | None:
     setting, spec = read_setting(config.speculate), target.files.spec
     if DRAFT not in setting.drafters or spec.foreign is not None:
         return None
-    with _of_setting("the draft model"):
+    with of_setting("the draft model"):
         files = open_model(setting.file, target.backend)
     _check(files, target.files, config.model)
     own = msgspec.structs.replace(
@@ -181,11 +182,11 @@ def medusa_bytes(config: EngineConfig, opened: Opened) -> int:
         if not head.own:
             total += 4 * width**2
             continue
-        total += _bare_bytes(head.score, opened)
+        total += bare_bytes(head.score, opened)
     return total
 
 
-def _bare_bytes(output: OneTensor, opened: Opened) -> int:
+def bare_bytes(output: Place, opened: Opened) -> int:
     """What a model without layers takes."""
     bare, tensors = _bare(output, opened.files.spec, opened.options, opened.backend)
     headers = {name: tensors.header(name) for name in tensors}
@@ -205,7 +206,7 @@ def open_eagle(config: EngineConfig, spec: DecoderSpec) -> EagleFiles:
             f"{config.model} keeps a state per sequence, or transformers runs it; EAGLE heads do "
             "not draft for it",
         )
-    with _of_setting("the EAGLE head"):
+    with of_setting("the EAGLE head"):
         return read_eagle(resolve(read_setting(config.speculate).file), spec, config.model)
 
 
@@ -222,14 +223,15 @@ def load_eagle(config: EngineConfig, opened: Opened, runner: Runner, progress: P
     def matrix(weight: OneTensor) -> Matrix:
         return Matrix(bare_output(weight, spec, load, options, opened.backend))
 
-    drafter = EagleDrafter(
+    products = {name: matrix(weight) for name, weight in files.products.items()}
+    output = None if files.output is None else matrix(files.output)
+    drafter = LayerDrafter(
         runner.backend,
         runner.inputs,
-        files,
-        None if files.output is None else matrix(files.output),
-        {name: matrix(weight) for name, weight in files.products.items()},
+        EagleLayer(files, options.max_positions, products),
+        files.layers,
+        Tokens(output, files.tokens, files.embedding),
         runner.idle,
-        options.max_positions,
     )
     runner.add_loaded(EAGLE, drafter)
     told = "" if files.tokens is None else f" of {len(files.tokens)} tokens"
@@ -245,16 +247,16 @@ def eagle_bytes(config: EngineConfig, opened: Opened) -> tuple[int, int]:
     """
     files = open_eagle(config, opened.files.spec)
     matrices = [*files.products.values(), *([] if files.output is None else [files.output])]
-    return files.layer_bytes + sum(_bare_bytes(m, opened) for m in matrices), files.token_bytes
+    return files.layer_bytes + sum(bare_bytes(m, opened) for m in matrices), files.token_bytes
 
 
 def _heads(config: EngineConfig, spec: DecoderSpec) -> list[Head]:
-    with _of_setting("the Medusa heads"):
+    with of_setting("the Medusa heads"):
         return read_heads(resolve(read_setting(config.speculate).file), spec, config.model)
 
 
 @contextmanager
-def _of_setting(what: str) -> Iterator[None]:
+def of_setting(what: str) -> Iterator[None]:
     """Errors of a file are about the setting that names it, not about the model."""
     try:
         yield
@@ -266,7 +268,7 @@ def _of_setting(what: str) -> Iterator[None]:
 
 
 def bare_output(
-    output: OneTensor,
+    output: Place,
     spec: DecoderSpec,
     load: BackendFactory,
     options: BackendOptions,
@@ -286,7 +288,7 @@ def bare_output(
 
 
 def _bare(
-    output: OneTensor, spec: DecoderSpec, options: BackendOptions, backend: str
+    output: Place, spec: DecoderSpec, options: BackendOptions, backend: str
 ) -> tuple[DecoderSpec, LazyTensors]:
     bare = DecoderSpec(
         family=spec.family,

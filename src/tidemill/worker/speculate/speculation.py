@@ -16,6 +16,7 @@ from tidemill.worker.hidden import last_states, request_last, request_layers, sp
 from tidemill.worker.inputs import PreparedStep
 from tidemill.worker.sequences import SequenceSlots
 from tidemill.worker.speculate.drafter import (
+    FINAL,
     NOTHING,
     Drafted,
     Drafter,
@@ -91,7 +92,7 @@ class Speculation:
         rows = [i for i, row in enumerate(step.rows) if self._reader_names(row.seq_id)]
         if rows and step.inputs.slice is None:
             layers = {layer for reader in self._readers.values() for layer in reader.layers}
-            request_layers(step.inputs, rows, layers)
+            request_layers(step.inputs, rows, layers - {FINAL})
 
     def _reader_names(self, seq_id: int) -> list[str]:
         return [name for name in self._of.get(seq_id, ()) if name in self._readers]
@@ -101,20 +102,21 @@ class Speculation:
         inputs = step.inputs
         if not self._readers or inputs.hidden_layers is None or outputs.layer_hidden is None:
             return
-        places = {layer: i for i, layer in enumerate(inputs.hidden_layers.tolist())}
+        layers = inputs.hidden_layers.tolist()
+        found = dict(zip(layers, outputs.layer_hidden, strict=True))
+        if outputs.hidden is not None:
+            found[FINAL] = outputs.hidden
         reached = np.bincount(
             step.sampling[outputs.sampled != NOT_REACHED], minlength=len(step.rows)
         ).tolist()
         for i, (row, span) in enumerate(zip(step.rows, spans(inputs), strict=True)):
             for name in self._reader_names(row.seq_id):
                 reader = self._readers[name]
-                if not {*reader.layers} <= places.keys() or inputs.hidden is None:
+                if not {*reader.layers} <= found.keys():
                     continue
                 drafted = len(row.draft_token_ids)
                 stop = span.stop - (drafted + 1 - reached[i] if drafted else 0)
-                streams = outputs.layer_hidden[
-                    [places[n] for n in reader.layers], span.start : stop
-                ]
+                streams = np.stack([found[n][span.start : stop] for n in reader.layers])
                 start = int(inputs.context_len[i])
                 try:
                     reader.learn(row.seq_id, start, self._tokens(row.seq_id), streams)

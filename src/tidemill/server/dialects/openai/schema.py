@@ -273,7 +273,9 @@ class Generation(SamplingFields, kw_only=True):
     keep_alive: KeepAlive = None
     lora: list[LoraScale] | None = None
     lora_path: str | None = None
-    speculation: Literal["off", "auto", "lookup", "draft", "medusa", "skip", "eagle"] | None = None
+    speculation: (
+        Literal["off", "auto", "lookup", "draft", "medusa", "skip", "eagle", "mtp"] | None
+    ) = None
     cache_salt: str | None = None
     include_effective: bool | None = None
     user: str | None = None

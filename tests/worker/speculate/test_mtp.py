@@ -1,0 +1,86 @@
+"""Drafts of an MTP layer are those of its decoder layer as transformers computes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.mtp_checkpoint import MtpModel, case_of, greedy, make_mtp, reference_logits
+
+from tidemill.backends.draw.race import RandomKey, race
+from tidemill.contract.config import EngineConfig
+from tidemill.contract.plan import DraftsWanted, LogitsWanted, NewSequence, Row, StepPlan
+from tidemill.contract.sampling import SamplingParams
+from tidemill.worker.load import load_worker
+from tidemill.worker.speculate import layer_drafter
+
+SIZE = 16  # tokens of a block
+
+
+def config(folder: Path, **more: Any) -> EngineConfig:
+    settings = {"block_size": SIZE, "kv_memory": 2**24, "threads": 1, "packed_cache": "off"}
+    return EngineConfig(
+        model=str(folder), served_name="tiny", **{"speculate": "mtp", **settings, **more}
+    )
+
+
+def proposals(
+    model: MtpModel, tokens: list[int], cuts: list[int], first: int = 0, **more: Any
+) -> dict[float, list[int]]:
+    """By temperature, what is drafted behind tokens that are computed in chunks, of four."""
+    worker = load_worker(config(model.folder, **more))
+    runner = worker.runner
+    found = {}
+    for i, temperature in enumerate((0.0, 1.0)):
+        blocks = tuple(range(4 * i, 4 * i + 4))
+        new = NewSequence(
+            seq_id=i, request_id="", choice=0, token_ids=tuple(tokens), prompt_len=len(tokens),
+            sampling=SamplingParams(temperature=temperature, seed=5), drafters=("mtp",),
+        )  # fmt: skip
+        at = 0
+        for cut in [*cuts, len(tokens)]:
+            last = cut == len(tokens)
+            row = Row(
+                seq_id=i,
+                start=at,
+                count=cut - at,
+                new_blocks=() if at else (blocks,) * len(runner.backend.spec.cache_groups()),
+                logits=LogitsWanted.LAST if last else LogitsWanted.NONE,
+                sample=last,
+                drafts_wanted=(DraftsWanted("mtp", 4),) if last else (),
+            )
+            plan = StepPlan(step_id=100 * i + at + 1, rows=(row,), new=() if at else (new,))
+            (result,) = runner.submit(plan).result().rows
+            at = cut
+        found[temperature] = [*result.token_ids, *result.draft_token_ids]
+    runner.close()
+    return found
+
+
+CASES = [
+    *(("Glm4Moe", 0), ("Glm4Moe", 1), ("DeepseekV3", 0), ("DeepseekV3", 1)),
+    *(("Qwen3Next", 1), ("Qwen3_5Text", 1), ("Qwen3_5MoeText", 1)),
+]
+
+
+@pytest.mark.parametrize(("prefix", "number"), CASES)
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_drafts_are_those_of_the_published_layer(
+    prefix: str, number: int, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_drafter, "UNLIKELY", -np.inf)
+    model = make_mtp(case_of(prefix, number), tmp_path)
+    tokens = np.random.default_rng(3).integers(3, 500, 37).tolist()
+    found = proposals(model, tokens, [3, 20, 21], backend=backend, dtype="float32")
+    for temperature, got in found.items():
+
+        def draw(logits: np.ndarray, i: int, hot: float = temperature) -> int:
+            if not hot:
+                return greedy(logits, i)
+            weights = np.exp(logits - logits.max()).astype(np.float32)
+            return race(np.arange(len(logits)), weights, RandomKey(5, 0, 38 + i))
+
+        want = reference_logits(model, [*tokens, got[0]], 4, draw)
+        assert got[1:] == want
