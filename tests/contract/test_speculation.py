@@ -13,8 +13,9 @@ def test_values_of_the_setting() -> None:
     assert read_setting("lookup") == Setting("lookup", ("lookup",))
     assert read_setting("draft=a/b") == Setting("auto", ("lookup", "draft"), "a/b")
     assert read_setting("skip") == Setting("auto", ("lookup", "skip"))
+    assert read_setting("mtp") == Setting("auto", ("lookup", "mtp"))
     assert read_setting("eagle=x") == Setting("auto", ("lookup", "eagle"), "x")
-    told = "off, auto, lookup, draft=MODEL, medusa=PATH, skip, eagle=PATH"
+    told = "off, auto, lookup, draft=MODEL, medusa=PATH, skip, eagle=PATH, mtp"
     assert ", ".join(available()) == told
     for bad in ("", "on", "draft", "draft=", "skip=2", "off=", "mtp=x", "lookup=1", "OFF"):
         with pytest.raises(ValueError, match=f"must be one of {told}"):

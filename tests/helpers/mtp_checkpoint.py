@@ -75,7 +75,7 @@ def make_mtp(case: Case, folder: Path, *, agrees: bool = False, **values: Any) -
                 if name.endswith(("o_proj.weight", "down_proj.weight", "out_proj.weight")) or (
                     name.endswith("experts.down_proj")
                 ):
-                    weight *= 0.05
+                    weight *= 0.005
         own = {
             "e": torch.rand(width) + 0.5 - plus,
             "h": torch.rand(width) + 0.5 - plus,
@@ -116,7 +116,7 @@ def with_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def reference_logits(model: MtpModel, tokens: list[int], drafts: int, draw: Any) -> list[int]:
+def reference_drafts(model: MtpModel, tokens: list[int], drafts: int, draw: Any) -> list[int]:
     """Tokens that the MTP layer drafts behind `tokens`, in double precision.
 
     Args:

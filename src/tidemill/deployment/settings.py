@@ -532,8 +532,8 @@ MODEL = (
         "stay the same. lookup: what followed the latest tokens where they occurred before in "
         "prompt and output; draft=MODEL: also a smaller model of the same vocabulary; "
         "medusa=PATH: also Medusa heads; skip: also the model itself without some layers; "
-        "eagle=PATH: also an EAGLE-3 head; auto: whatever there is, as measured; off: nothing, "
-        "unless a request says it.",
+        "eagle=PATH: also an EAGLE-3 head; mtp: also the layer that the checkpoint has for it; "
+        "auto: whatever there is, as measured; off: nothing, unless a request says it.",
     ),
     _engine(
         *("lookup_answers", _bounded("lookup_answers")),

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.mtp_checkpoint import MtpModel, case_of, greedy, make_mtp, reference_logits
+from helpers.mtp_checkpoint import MtpModel, case_of, greedy, make_mtp, reference_drafts
+from safetensors.torch import load_file, save_file
 
 from tidemill.backends.draw.race import RandomKey, race
+from tidemill.base.errors import TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import DraftsWanted, LogitsWanted, NewSequence, Row, StepPlan
 from tidemill.contract.sampling import SamplingParams
 from tidemill.worker.load import load_worker
+from tidemill.worker.needs import memory_needs
 from tidemill.worker.speculate import layer_drafter
 
 SIZE = 16  # tokens of a block
@@ -82,5 +85,55 @@ def test_drafts_are_those_of_the_published_layer(
             weights = np.exp(logits - logits.max()).astype(np.float32)
             return race(np.arange(len(logits)), weights, RandomKey(5, 0, 38 + i))
 
-        want = reference_logits(model, [*tokens, got[0]], 4, draw)
+        want = reference_drafts(model, [*tokens, got[0]], 4, draw)
         assert got[1:] == want
+
+
+def test_it_is_counted(tmp_path: Path) -> None:
+    model = make_mtp(case_of("Glm4Moe", 1), tmp_path)
+    asked = config(model.folder, dtype="float32")
+    plain, needs = memory_needs(config(model.folder, speculate="off")), memory_needs(asked)
+    assert memory_needs(config(model.folder, speculate="auto", dtype="float32")) == needs
+    assert needs.weights.keys() - plain.weights.keys() == {"MTP layer"}
+    assert needs.token_bytes == plain.token_bytes * 4 // 3  # a layer beside three
+    values = sum(p.numel() for p in model.whole.model.layers[3].parameters())
+    values += sum(tensor.numel() for tensor in model.own.values())
+    assert 4 * values <= needs.weights["MTP layer"] < 4.4 * values  # rows are padded
+    worker = load_worker(asked)
+    info = worker.info
+    assert 0 <= info.weight_bytes - needs.weight_bytes <= 8192
+    assert info.kv_bytes_per_token == needs.token_bytes
+    assert info.drafters == ("lookup", "mtp") and info.speculation == "auto"
+    worker.runner.close()
+
+
+def test_what_cannot_be_is_named(tmp_path: Path) -> None:
+    model = make_mtp(case_of("Glm4Moe", 1), tmp_path)
+    path = tmp_path / "model.safetensors"
+    good = load_file(path)
+
+    def refusal(changes: dict[str, Any]) -> str:
+        tensors = {name: t for name, t in {**good, **changes}.items() if t is not None}
+        save_file(tensors, path, {"format": "pt"})
+        assert "mtp" not in load_worker_drafters(config(tmp_path, speculate="auto"))
+        with pytest.raises(TidemillError) as caught:
+            load_worker(config(tmp_path))
+        assert caught.value.param == "speculate"
+        return caught.value.message
+
+    at = "model.layers.3."
+    join, expert = at + "eh_proj.weight", at + "mlp.experts.1.up_proj.weight"
+    assert join in refusal({join: None}) and model.layers == 3
+    assert "layers.0.mlp.experts.1.up.weight" in refusal({expert: None})
+    assert f"{join!r} has shape [96, 96]" in refusal({join: good[join][:, :96].contiguous()})
+    copy = at + "shared_head.head.weight"
+    message = refusal({copy: good[copy] + 1})
+    assert copy in message and "lm_head.weight" in message
+    none = refusal({name: None for name in good if name.startswith(at)})
+    assert str(tmp_path) in none and "no MTP layer" in none
+
+
+def load_worker_drafters(config: EngineConfig) -> tuple[str, ...]:
+    worker = load_worker(config)
+    worker.runner.close()
+    return worker.info.drafters
