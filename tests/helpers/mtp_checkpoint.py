@@ -163,15 +163,14 @@ def reference_drafts(model: MtpModel, tokens: list[int], drafts: int, draw: Any)
 
 def _final(whole: Any, layers: int, tokens: list[int]) -> Any:
     """The model's final hidden states, float64 [tokens, width]."""
-    import copy
-
-    proper = copy.copy(whole.model)
-    proper._modules = dict(whole.model._modules)
-    proper.layers = whole.model.layers[:layers]
     import torch
 
-    ids = torch.tensor([tokens])
-    return proper(input_ids=ids, use_cache=False).last_hidden_state[0]
+    every = whole.model.layers
+    whole.model.layers = every[:layers]
+    try:
+        return whole.model(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+    finally:
+        whole.model.layers = every
 
 
 def greedy(logits: np.ndarray, number: int) -> int:
