@@ -304,8 +304,8 @@ class StepInputs:
         slice: layers computed for the last row; None: all. Other rows always compute all layers.
         skip: int32, ascending: layers that are left out, of a step that drafts: x passes them
             unchanged, and they write no K and V; the number of layers stands for the last norm. Not
-            with `slice` or a layer whose K and V others read; where the model has states, all layers
-            or none. None: none are.
+            with `slice` or a layer whose K and V others read; of a model with states, all layers or
+            none. None: none are.
         return_logits: also return the float32 logits of all rows that have logits (for tests).
         hidden: uint8 [R]; HIDDEN_NONE, HIDDEN_LAST or HIDDEN_ALL: tokens whose final hidden states
             (after the last norm) are returned; LAST: of each sampled position. None: no tokens.
