@@ -22,7 +22,8 @@ FIXED: Mapping[str, str] = {
     "TIDEMILL_SECRET": "the server's secret; default: the file `secret` in TIDEMILL_HOME",
     "TIDEMILL_SIGNATURE_KEY": "a secret by which signatures of thinking outlive the server",
     "TIDEMILL_AUDIT_KEY": "the key that seals the audit log; default: from the secret",
-    "TIDEMILL_KV_KEY": "the key of --kv-listen and --kv-peers, the same on all their machines",
+    "TIDEMILL_KV_KEY": "the key of --kv-listen, --kv-peers and --pipeline-peers, the same on all "
+    "their machines",
 }
 
 # Kubernetes gives every container such variables about each service of its namespace.

@@ -23,6 +23,7 @@ from tidemill.cli.other_flags import OTHER_COMMANDS, OTHER_FLAGS
 COMMANDS = {
     "serve": ("serve", "serve"),
     "gateway": ("gateway", "gateway"),
+    "rank": ("rank", "rank"),
     "run": ("run", "run"),
     "bench": ("bench", "bench"),
     "batch": ("batch", "batch"),

@@ -164,6 +164,16 @@ class Link:
         """How long the other side may be silent."""
         self._socket.settimeout(seconds)
 
+    def watch_peer(self, seconds: int) -> None:
+        """End the connection when the other side's machine has answered nothing for so long, also
+        while there is nothing to say."""
+        options = {"TCP_USER_TIMEOUT": 1000 * seconds, "TCP_KEEPIDLE": max(1, seconds // 2)}
+        options |= {"TCP_KEEPINTVL": max(1, seconds // 4), "TCP_KEEPCNT": 2}
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if (option := getattr(socket, name, None)) is not None:
+                self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+
     def detach(self) -> socket.socket:
         """The socket, for another protocol."""
         self._socket.setblocking(False)

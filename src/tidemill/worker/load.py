@@ -106,11 +106,11 @@ def load_worker(
     layer_bytes = sum(c.token_bytes for c in needs.caches if c.kind in _WITH_CACHE)
     draft_bytes += layer_bytes
     if config.device == "cpu":
-        check_weights_fit(needs, available_memory(), config.served_name)
-        check_cache_setting(config.kv_memory, total_memory())
+        check_weights_fit(needs, _available(config), config.served_name)
+        check_cache_setting(config.kv_memory, _machines(config) * total_memory())
     # Rejects a context longer than the model's before minutes are spent on loading it.
     if spec.foreign is None:
-        plan_cache(config, spec, kv_dtype, available_memory(), reserve(needs, config), draft_bytes)
+        plan_cache(config, spec, kv_dtype, _available(config), reserve(needs, config), draft_bytes)
     else:
         wanted_len(config, spec)  # the cache size per token is not known yet
     if _has_tiers(config):
@@ -151,7 +151,7 @@ def load_worker(
         else ""
     )
     memory = backend.memory()
-    free = available_memory() - memory.mapped_bytes - memory.promised_bytes
+    free = _available(config) - memory.mapped_bytes - memory.promised_bytes
     free -= sum(needs.weights.get(part, 0) for part in (DRAFT_PART, *_HEADS))
     cache = plan_cache(config, spec, kv_dtype, max(0, free), reserve(needs, config), draft_bytes)
     # Elsewhere memory is taken for all blocks at once.
@@ -260,6 +260,17 @@ def load_worker(
         load_mtp(config, opened, runner, (reserved, cache.num_blocks), progress)
     runner.mover = _open_tiers(config, backend, identity, progress, runner.first_snapshot)
     return LoadedWorker(runner, info, identity, files.tokenizer, cache.snapshots)
+
+
+def _machines(config: EngineConfig) -> int:
+    """Machines that hold a part of the model."""
+    return 1 if config.pipeline_peers is None else config.stages
+
+
+def _available(config: EngineConfig) -> int:
+    """Memory that is free on all of them. The others' is taken to be as much as this one's; each
+    checks what it allocates."""
+    return _machines(config) * available_memory()
 
 
 def _has_tiers(config: EngineConfig) -> bool:

@@ -14,9 +14,10 @@ from tidemill.backends.base import (
     MachineRates,
     StepHandle,
     StepInputs,
+    StepOutputs,
     UInt8,
 )
-from tidemill.base.errors import LoadCallback, TidemillError, unsupported
+from tidemill.base.errors import ErrorKind, LoadCallback, TidemillError, unsupported
 from tidemill.executor.ranks.messages import (
     Allocate,
     Do,
@@ -27,6 +28,23 @@ from tidemill.executor.ranks.messages import (
 )
 from tidemill.executor.ranks.peers import Peers
 from tidemill.models.adapters import Changes
+
+
+class GroupHandle:
+    """See backends.base.StepHandle."""
+
+    def __init__(self, own: StepHandle, peers: Peers) -> None:
+        self._own, self._peers = own, peers
+        self.set_mask, self.done = own.set_mask, own.done
+
+    def result(self) -> StepOutputs:
+        """See backends.base.StepHandle."""
+        try:
+            return self._own.result()
+        except TidemillError as error:
+            if error.kind is ErrorKind.UNAVAILABLE:
+                self._peers.await_loss()
+            raise
 
 
 class GroupBackend:
@@ -109,7 +127,7 @@ class GroupBackend:
         """See Backend. The other ranks begin when they are told; the handle is rank 0's."""
         handle = self._own.submit(inputs)  # first: what it refuses, none computes
         self._peers.submit(step_of(inputs))
-        return handle
+        return GroupHandle(handle, self._peers)
 
     def copy_blocks(self, group: int, pairs: Int32) -> None:
         """See Backend."""

@@ -112,6 +112,11 @@ class KeyedChannel:
         except (LinkError, OSError):
             return None
 
+    def wait_forever(self) -> None:
+        """From now on the other side may be silent; that its machine is lost is still noticed
+        (`Link.watch_peer`)."""
+        self._link.set_timeout(None)
+
     def close(self) -> None:
         """See Channel."""
         self._link.close()

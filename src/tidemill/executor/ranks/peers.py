@@ -18,6 +18,7 @@ from tidemill.executor.ranks.channel import SILENCE_SECONDS, Channel, LocalChann
 from tidemill.executor.ranks.messages import Begin, Command, Reply, Step, decode_reply, encode
 
 _CLOSE_SECONDS = 5.0
+_LOSS_SECONDS = 10.0
 
 
 class Peer:
@@ -77,6 +78,7 @@ class Peers:
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._closing = False
+        self._told = threading.Event()
         for peer in self._peers:
             threading.Thread(
                 target=self._watch, args=(peer,), name="tidemill-rank-link", daemon=True
@@ -92,6 +94,12 @@ class Peers:
                 return
             self._closing = True  # the others end with it
         self._on_lost(f"{peer.name} of the model {how}")
+        self._told.set()
+
+    def await_loss(self) -> None:
+        """Wait until `on_lost` has been called, after a step failed because of another rank: an
+        engine that is to end must not answer with that first."""
+        self._told.wait(_LOSS_SECONDS)
 
     @property
     def replies(self) -> list[Reply]:
@@ -144,6 +152,7 @@ class Peers:
         """End all. Idempotent."""
         with self._lock:
             self._closing = True
+        self._told.set()
         for peer in self._peers:
             peer.channel.close()
         for peer in self._peers:

@@ -118,7 +118,9 @@ def _places(
         from tidemill.backends.native.stages import refused
 
         raise refused(str(error)) from None
-    return _stages(config, layers, resources)
+    if config.pipeline_peers is None:
+        return _stages(config, layers, resources)
+    return _remote_stages(config, layers, resources)
 
 
 def _shards(config: EngineConfig, resources: ExitStack) -> Places:
@@ -142,8 +144,6 @@ def _shards(config: EngineConfig, resources: ExitStack) -> Places:
 
 def _stages(config: EngineConfig, layers: Sequence[Layers], resources: ExitStack) -> Places:
     """Stages on this machine: from each to the next goes a pair of sockets."""
-    if config.pipeline_peers:
-        raise unsupported("pipeline_peers", "stages on other machines are not built yet")
     count = len(layers)
     pairs = [socket.socketpair() for _ in layers]
     for pair in pairs:
@@ -160,6 +160,15 @@ def _stages(config: EngineConfig, layers: Sequence[Layers], resources: ExitStack
 
     stage = Stage(0, count, range(*layers[0]), *sockets(0))
     return Places("pipeline_parallel", stages_note(layers), {"stage": stage}, start)
+
+
+def _remote_stages(config: EngineConfig, layers: Sequence[Layers], resources: ExitStack) -> Places:
+    from tidemill.executor.ranks.remote import RemoteStages
+
+    remote = RemoteStages(config, layers, resources)
+    stage = Stage(0, len(layers), range(*layers[0]), *remote.sockets)
+    note = stages_note(layers)
+    return Places("pipeline_parallel", note, {"stage": stage}, remote.peers, alone=True)
 
 
 def stages_note(layers: Sequence[Layers]) -> str:
