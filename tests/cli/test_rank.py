@@ -1,4 +1,4 @@
-"""`tidemill rank`: it waits for an engine, computes a part of its model, and ends when it is told."""
+"""`tidemill rank`: waits for an engine, computes a part of its model, and ends when it is told."""
 
 from __future__ import annotations
 
