@@ -150,7 +150,7 @@ def test_another_model_is_refused_by_name(hosts: Hosts, tmp_path: Path) -> None:
 def test_a_machine_that_is_not_there_or_taken_is_named(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.executor.ranks.remote.GREET_SECONDS", 0.1)
+    monkeypatch.setattr("tidemill.executor.ranks.remote.HANDSHAKE_SECONDS", 0.1)
     found = _fails("127.0.0.1:9")
     assert (found.kind, found.retryable) == (ErrorKind.UNAVAILABLE, True)
     assert "127.0.0.1:9" in found.message

@@ -1,6 +1,6 @@
 """Stages on other machines, as rank 0 reaches them: `tidemill rank` waits there (`host`).
 
-Rank 0 greets them from the last to the first, so that each finds the next one ready for what it
+Rank 0 calls them from the last to the first, so that each finds the next one ready for what it
 sends on. Commands go over a connection of which every message is proved, hidden states over others,
 proved when they are opened.
 """
@@ -35,7 +35,7 @@ from tidemill.transfer.link import (
 
 _log = get_logger(__name__)
 
-GREET_SECONDS = 30.0
+HANDSHAKE_SECONDS = 30.0
 """How long a machine may take to be there and free: it may be starting, or ending another engine's
 process."""
 
@@ -103,7 +103,7 @@ class RemoteStages:
             following: str | None = None
             for i, address in reversed(list(enumerate(self._addresses, 1))):
                 begin = Begin(config, i, len(layers), layers[i], alone=True)
-                channel = self._greet(address, Hello(session, begin, following))
+                channel = self._handshake(address, Hello(session, begin, following))
                 undo.callback(channel.close)
                 self._channels.append(channel)
                 following = address
@@ -119,8 +119,8 @@ class RemoteStages:
         for i, channel in enumerate(reversed(self._channels), 1):
             yield Peer(f"stage {i} (at {self._addresses[i - 1]})", channel)
 
-    def _greet(self, address: str, hello: Hello) -> KeyedChannel:
-        until = monotonic() + GREET_SECONDS
+    def _handshake(self, address: str, hello: Hello) -> KeyedChannel:
+        until = monotonic() + HANDSHAKE_SECONDS
         waited = False
         while True:
             try:
