@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from helpers.drive import Machine, request
@@ -146,14 +147,16 @@ class TwoEngines(RuleBasedStateMachine):
         depth=st.sampled_from([1, 2]), groups=st.sampled_from([1, 2]),
         blocks=st.tuples(st.integers(10, 24), st.integers(10, 24)),
         budget=st.sampled_from([3, 8, 64]), ram=st.sampled_from([0, 4]), computes=st.booleans(),
+        snapshots=st.sampled_from([0, 0, 1, 3]),
     )  # fmt: skip
     def build(
         self, depth: int, groups: int, blocks: tuple[int, int], budget: int, ram: int,
-        computes: bool,
+        computes: bool, snapshots: int,
     ) -> None:  # fmt: skip
         options = {
             "depth": depth, "groups": groups, "block_size": 4, "max_step_tokens": budget,
             "max_model_len": 40, "vocab": VOCAB, "ram": ram,
+            "snapshots": snapshots,
         }  # fmt: skip
         sender = Machine(num_blocks=blocks[0], serves=True, **options)  # type: ignore[arg-type]
         self.way = Way(sender)
@@ -305,10 +308,11 @@ def test_what_an_engine_does_not_compute_to_its_end_is_computed_here() -> None:
     assert (stats.prefills, stats.lost_prefills) == (1, 1)
 
 
-def test_a_prefix_of_another_engine_is_brought() -> None:
-    sender = Machine(serves=True)
+@pytest.mark.parametrize("snapshots", [0, 2])
+def test_a_prefix_of_another_engine_is_brought(snapshots: int) -> None:
+    sender = Machine(serves=True, snapshots=snapshots)
     way = Way(sender)
-    receiver = Machine(peers=way)
+    receiver = Machine(peers=way, snapshots=snapshots)
     way.hurried = True
     prompt = list(range(40))
     for machine in (sender, receiver):
@@ -319,6 +323,19 @@ def test_a_prefix_of_another_engine_is_brought() -> None:
     [stats] = receiver.scheduler.stats().tiers
     assert stats.tier is Tier.PEER and stats.tokens == 36
     assert sender.server is not None and sender.server.outbox.held_bytes == 0
+
+
+def test_what_is_announced_is_there(tmp_path: Path) -> None:
+    """Blocks leave the cache, and their records the disk."""
+    machine = Machine(num_blocks=12, serves=True, disk=tmp_path, disk_limit=8 * 4096)
+    for i in range(12):
+        machine.submit(request(f"r{i}", [i, *range(30)], 3))
+        machine.run()
+    assert machine.server is not None and machine.mover is not None
+    _, changes, _ = machine.server.announced.since(None)
+    assert changes
+    for digest, _ in changes:
+        assert machine.memory.has(digest) or machine.mover.tier_of(digest) is Tier.DISK
 
 
 def _slow(monkeypatch: pytest.MonkeyPatch, computes: bool) -> tuple[Machine, Machine, Way]:

@@ -24,6 +24,7 @@ FIXED: Mapping[str, str] = {
     "TIDEMILL_AUDIT_KEY": "the key that seals the audit log; default: from the secret",
     "TIDEMILL_KV_KEY": "the key of --kv-listen, --kv-peers and --pipeline-peers, the same on all "
     "their machines",
+    "TIDEMILL_KV_DISK_KEY": "the key that encrypts the folder of --kv-disk; default: it is not",
 }
 
 # Kubernetes gives every container such variables about each service of its namespace.

@@ -183,7 +183,13 @@ class Process:
 
 def _home() -> dict[str, str]:
     """Variables of Tidemill that say where this machine keeps what: those of a node stay."""
-    kept = ("TIDEMILL_HOME", "TIDEMILL_PACKED_CACHE", "TIDEMILL_KV_KEY", "TIDEMILL_DATABASE")
+    kept = (
+        "TIDEMILL_HOME",
+        "TIDEMILL_PACKED_CACHE",
+        "TIDEMILL_KV_KEY",
+        "TIDEMILL_KV_DISK_KEY",
+        "TIDEMILL_DATABASE",
+    )
     return {name: os.environ[name] for name in kept if name in os.environ}
 
 

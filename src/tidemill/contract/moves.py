@@ -228,9 +228,11 @@ class MoveReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         saves: ids of those that have ended, well or not.
         figures: by tier.
         offers: contents that other engines ask for, each to be answered with a `SaveBlock` to PEER.
+        removed: digests of records that left the disk tier to make room.
     """
 
     loads: tuple[LoadDone, ...] = ()
     offers: tuple[Name, ...] = ()
     saves: tuple[int, ...] = ()
     figures: tuple[tuple[Tier, TierFigures], ...] = ()
+    removed: tuple[bytes, ...] = ()

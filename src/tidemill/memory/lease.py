@@ -210,6 +210,10 @@ class KVMemory:
             found.append(blocks)
         return found
 
+    def has(self, digest: bytes) -> bool:
+        """A block of this digest is cached in every group."""
+        return all(index.has(digest) for index in self.indices)
+
     def blocks_under(self, key: BlockKey) -> tuple[int, ...] | None:
         """Each group's block with this content; None unless all have one."""
         blocks = [index.find(key) for index in self.indices]

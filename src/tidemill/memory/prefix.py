@@ -126,6 +126,10 @@ class PrefixIndex:
     def __contains__(self, block: int) -> bool:
         return block in self._keys
 
+    def has(self, digest: bytes) -> bool:
+        """Whether some block has this digest."""
+        return digest in self._blocks
+
     def find(self, key: BlockKey) -> int | None:
         """The block with this content, verified; None without one."""
         block = self._blocks.get(key.digest)

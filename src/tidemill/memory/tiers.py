@@ -428,6 +428,10 @@ class Tiers:
                 held = self._offers if self._offers.get(digest) == save_id else self._saving
                 del held[digest]
         self.offer(report.offers)
+        if self._announce is not None:
+            for digest in report.removed:
+                if not self._memory.has(digest) and self.tier_of(digest) in (None, Tier.PEER):
+                    self._announce(digest, False)
         self.figures.update(report.figures)
         return [self._ended(done, now) for done in report.loads]
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tidemill.base.errors import TidemillError
 from tidemill.contract.moves import Name
 from tidemill.memory.prefix import block_key, root_digest
 from tidemill.transfer.record import identity_of
 from tidemill.worker.tiers.disk import DiskTier
+from tidemill.worker.tiers.sealed import KEY_VARIABLE, SealedFiles, sealed_from_environment
 
 NBYTES = 4096
 MODEL, OTHER = identity_of(["a", 1]), identity_of(["a", 2])
@@ -33,6 +35,10 @@ def bytes_of(i: int) -> np.ndarray:
 
 def tier(folder: Path, limit: int = 2**30, identity: bytes = MODEL) -> DiskTier:
     return DiskTier(folder, limit, identity, NBYTES, checksum)
+
+
+def sealed(folder: Path, secret: bytes) -> DiskTier:
+    return DiskTier(folder, 2**30, MODEL, NBYTES, checksum, SealedFiles(secret))
 
 
 def load(one: DiskTier, i: int) -> bool:
@@ -73,6 +79,78 @@ def test_damage_is_found_and_removed(tmp_path: Path, at: str) -> None:
     assert not load(one, 1)
     assert one.figures(0, 0, 0.0).damaged_blocks == 1
     assert not files(tmp_path) and not one.has(name_of(1)[0])
+
+
+def test_encrypted_records_need_their_key(tmp_path: Path) -> None:
+    one, same = sealed(tmp_path, b"k" * 16), sealed(tmp_path, b"k" * 16)
+    other, plain = sealed(tmp_path, b"j" * 16), tier(tmp_path)
+    for i in range(4):
+        assert one.save(name_of(i), bytes_of(i))
+    assert all(same.has(name_of(i)[0]) and load(same, i) for i in range(4))
+    assert {*same.digests()} == {name_of(i)[0] for i in range(4)}
+    for wrong in (other, plain):
+        assert not any(wrong.has(name_of(i)[0]) or load(wrong, i) for i in range(4))
+        assert [*wrong.digests()] == [] and wrong.figures(0, 0, 0.0).damaged_blocks == 0
+    assert load(same, 0)  # they have damaged nothing
+    seen = b"".join(path.read_bytes() + path.name.encode() for path in files(tmp_path))
+    for i in range(4):
+        _, parent, tokens, _ = name_of(i)
+        for secret in (name_of(i)[0], parent, tokens, name_of(i)[0].hex().encode()):
+            assert secret not in seen
+        assert bytes_of(i).tobytes()[:64] not in seen
+
+
+@pytest.mark.parametrize("at", [0, 16, 200, 600, -NBYTES, -1])
+def test_what_was_changed_in_an_encrypted_record_is_found(tmp_path: Path, at: int) -> None:
+    one = sealed(tmp_path, b"k" * 16)
+    one.save(name_of(1), bytes_of(1))
+    [path] = files(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    assert not load(one, 1) and one.figures(0, 0, 0.0).damaged_blocks == 1
+    assert not files(tmp_path)
+
+
+def test_pieces_of_an_encrypted_record_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.worker.tiers.sealed.PIECE_BYTES", 1000)
+    one = sealed(tmp_path, b"k" * 16)
+    one.save(name_of(2), bytes_of(2))
+    assert load(one, 2)
+    [path] = files(tmp_path)
+    data, piece, tail = path.read_bytes(), 1016, NBYTES % 1000 + 16
+    begin = len(data) - tail - 4 * piece
+    first, second = data[begin : begin + piece], data[begin + piece : begin + 2 * piece]
+    path.write_bytes(data[:begin] + second + first + data[begin + 2 * piece :])
+    assert not load(one, 2)
+
+
+@pytest.mark.parametrize("key", ["short", ""])
+def test_the_key_of_a_folder_comes_from_the_environment(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    if not key:
+        assert sealed_from_environment() is None
+        return
+    with pytest.raises(TidemillError, match=KEY_VARIABLE) as caught:
+        sealed_from_environment()
+    assert caught.value.param == "kv_disk"
+    monkeypatch.setenv(KEY_VARIABLE, "long enough, this one")
+    assert sealed_from_environment() is not None
+
+
+def test_it_says_what_left(tmp_path: Path) -> None:
+    one, other = tier(tmp_path, limit=6 * RECORD), tier(tmp_path, identity=OTHER)
+    other.save(name_of(50), bytes_of(50))
+    for i in range(12):
+        one.save(name_of(i), bytes_of(i))
+    removed = one.take_removed()
+    assert one.take_removed() == ()
+    saved = {name_of(i)[0] for i in range(12)}
+    assert {*removed} == saved - {*one.digests()} and removed
 
 
 def test_blocks_of_other_models_and_texts_are_not_believed(tmp_path: Path) -> None:

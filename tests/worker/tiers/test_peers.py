@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,22 @@ def test_a_prefix_comes_from_a_peer(kv_dtype: str, monkeypatch: pytest.MonkeyPat
             return
         want, cached = ids_of(one, PROMPT)
         assert cached == 0
+        until_told(one, two)
+        got, cached = ids_of(two, PROMPT)
+        assert got == want and cached >= 576
+
+
+def test_what_was_on_disk_before_a_start_comes_from_a_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tiers, "seconds", lambda self, tiers: 0.0)
+    address, disk = free_address(), f"{tmp_path}:1GiB"
+    with LLM(**SETTINGS, kv_disk=disk) as former:
+        want, _ = ids_of(former, PROMPT)
+    with (
+        LLM(**SETTINGS, kv_listen=address, kv_disk=disk) as one,
+        LLM(**SETTINGS, kv_peers=address) as two,
+    ):
         until_told(one, two)
         got, cached = ids_of(two, PROMPT)
         assert got == want and cached >= 576

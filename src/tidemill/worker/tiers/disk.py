@@ -1,8 +1,9 @@
 """DiskTier: a folder of blocks that outlives the process, bounded in size, shared by engines.
 
 `FOLDER/IDENTITY/XX/DIGEST` is the record of one block (`transfer.record`), XX the first byte of its
-digest. A block is written under another name and renamed. Nothing is synced: what a crash of the
-machine leaves torn has a wrong checksum, which is found when it is read, and then it is removed.
+digest, or of what stands for that where records are encrypted (`tiers.sealed`). A block is written
+under another name and renamed. Nothing is synced: what a crash of the machine leaves torn has a
+wrong checksum, which is found when it is read, and then it is removed.
 So engines of one machine use the folder side by side, and readers and writers need no lock.
 
 A record's time of modification says when it should leave: the time of its last use, and later the
@@ -24,6 +25,7 @@ from tidemill.base.clock import wall
 from tidemill.base.log import get_logger
 from tidemill.contract.moves import Name, TierFigures
 from tidemill.transfer.record import Damaged, checksum_in, header
+from tidemill.worker.tiers.record_files import PlainFiles, RecordFiles
 
 _log = get_logger(__name__)
 
@@ -45,6 +47,7 @@ MOST_USES = 24
 
 STALE_SECONDS = 3600.0
 _PART = ".part"
+_NAME_BYTES = 16
 
 
 class DiskTier:
@@ -56,15 +59,28 @@ class DiskTier:
         identity: of the model; see `record.identity_of`.
         nbytes: bytes of a block.
         checksum: of a block's bytes, 64 bits.
+        files: how records lie in files.
+
+    Attributes:
+        encrypted: by `files`.
 
     Raises:
         OSError: the folder cannot be made or written.
     """
 
     def __init__(
-        self, folder: Path, limit: int | None, identity: bytes, nbytes: int, checksum: Checksum
+        self,
+        folder: Path,
+        limit: int | None,
+        identity: bytes,
+        nbytes: int,
+        checksum: Checksum,
+        files: RecordFiles | None = None,
     ) -> None:
         self.folder = folder
+        self._files = files or PlainFiles()
+        self.encrypted = files is not None
+        identity = self._files.identity(identity)
         self._own = folder / identity.hex()[:32]
         self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._identity = identity
@@ -74,6 +90,7 @@ class DiskTier:
         self._uncounted = 0  # bytes written here since the last look
         self.limit = limit or self._chosen_limit()
         self._uses: dict[bytes, int] = {}
+        self._removed: list[bytes] = []
         self._saved = self._damaged = self._failed = 0
 
     def _chosen_limit(self) -> int:
@@ -85,7 +102,7 @@ class DiskTier:
         return found.f_bavail * found.f_frsize
 
     def _path(self, digest: bytes) -> Path:
-        name = digest.hex()
+        name = self._files.name_of(digest).hex()
         return self._own / name[:2] / name
 
     def has(self, digest: bytes) -> bool:
@@ -101,7 +118,7 @@ class DiskTier:
             file, part = tempfile.mkstemp(_PART, dir=path.parent)
             try:
                 with os.fdopen(file, "wb", buffering=0) as out:
-                    _write_all(out.fileno(), head, data)
+                    self._files.write(out.fileno(), head, data)
                 os.rename(part, path)
             except BaseException:
                 with suppress(OSError):
@@ -113,7 +130,7 @@ class DiskTier:
             self._failed += 1
             return False
         self._saved += 1
-        self._count(_size(len(head) + self._nbytes))
+        self._count(_size(self._files.size(len(head), self._nbytes)))
         return True
 
     def _count(self, more: int) -> None:
@@ -134,9 +151,9 @@ class DiskTier:
         try:
             with open(path, "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                if size != len(head) + self._nbytes:
+                if size != self._files.size(len(head), self._nbytes):
                     raise Damaged(f"its size is {size} bytes")
-                _read_all(file.fileno(), head, out)
+                self._files.read(file.fileno(), head, out)
             if self._checksum(out) != checksum_in(head, self._identity, name, self._nbytes):
                 raise Damaged("its checksum does not match its bytes")
             self._used(path, name[0])
@@ -149,6 +166,20 @@ class DiskTier:
                 os.unlink(path)
             return False
         return True
+
+    def digests(self) -> Iterator[bytes]:
+        """Of all records of this model, as far as their names say."""
+        for part in _entries(os.fspath(self._own)):
+            for path in _entries(part):
+                with suppress(ValueError):
+                    name = bytes.fromhex(os.path.basename(path))
+                    if len(name) == _NAME_BYTES:
+                        yield self._files.digest_of(name)
+
+    def take_removed(self) -> tuple[bytes, ...]:
+        """The digests of this model's records that were removed here since the last call."""
+        removed, self._removed = self._removed, []
+        return tuple(removed)
 
     def _used(self, path: Path, digest: bytes) -> None:
         uses = self._uses[digest] = min(MOST_USES, self._uses.get(digest, 0) + 1)
@@ -169,7 +200,7 @@ class DiskTier:
         with self._lock() as mine:
             if not mine:
                 return
-            records = sorted(self._records())
+            own, records = os.fspath(self._own), sorted(self._records())
             held = sum(size for _, size, _ in records)
             for _, size, path in records:
                 if held <= KEPT_SHARE * self.limit:
@@ -177,6 +208,9 @@ class DiskTier:
                 with suppress(OSError):
                     os.unlink(path)
                     held -= size
+                    if os.path.dirname(os.path.dirname(path)) == own:
+                        name = bytes.fromhex(os.path.basename(path))
+                        self._removed.append(self._files.digest_of(name))
             self._held = held
             self._drop_empty()
 
@@ -246,26 +280,3 @@ def _entries(folder: str) -> list[str]:
             return [entry.path for entry in found]
     except OSError:  # a file, or it is gone
         return []
-
-
-def _write_all(file: int, head: bytes, data: UInt8) -> None:
-    rest = [memoryview(head), data.data]
-    while rest:
-        rest = _after(rest, os.writev(file, rest))
-
-
-def _read_all(file: int, head: bytearray, out: UInt8) -> None:
-    rest = [memoryview(head), out.data]
-    while rest:
-        count = os.readv(file, rest)
-        if not count:
-            raise Damaged("it ends too early")
-        rest = _after(rest, count)
-
-
-def _after(parts: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of the parts after their first `count` bytes."""
-    while parts and count >= len(parts[0]):
-        count -= len(parts[0])
-        parts = parts[1:]
-    return [parts[0][count:], *parts[1:]] if parts else []

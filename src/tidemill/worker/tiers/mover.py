@@ -397,7 +397,8 @@ class Mover:
 
     def _tell(self, *loads: LoadDone) -> None:
         ended, self._ended = tuple(self._ended), []
-        self.report(MoveReport(loads=loads, saves=ended, figures=self._figures()))
+        removed = () if self._disk is None else self._disk.take_removed()
+        self.report(MoveReport(loads=loads, saves=ended, figures=self._figures(), removed=removed))
 
     def _figures(self) -> tuple[tuple[Tier, TierFigures], ...]:
         found = []
@@ -438,12 +439,19 @@ class Mover:
             return True
         return any(map(self._gets_on, self._loads))
 
+    def _announce_old(self, disk: DiskTier) -> None:
+        """Other engines may ask for what lies on disk since before this start."""
+        if self.server is not None:
+            for digest in disk.digests():
+                self.server.announced.note(digest, there=True)
+
     def _run(self) -> None:
         if sys.platform == "linux":
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         if self._disk is not None:
             self._disk.held()  # looked up before it is needed
+            self._announce_old(self._disk)
         while True:
             worked = self.work()
             with self._wake:

@@ -15,6 +15,7 @@ from tidemill.transfer.record import identity_of
 from tidemill.worker.tiers.disk import DiskTier
 from tidemill.worker.tiers.mover import Mover, record_sizes
 from tidemill.worker.tiers.ram import RamTier
+from tidemill.worker.tiers.record_files import RecordFiles
 
 _MIB = 2**20
 _GIB = 2**30
@@ -59,6 +60,7 @@ def check_tiers(config: EngineConfig, spec: DecoderSpec, block_bytes: int) -> No
                 f"kv_disk: {limit} bytes are less than twice {what}; give it more",
             )
         path = Path(folder).expanduser()
+        _sealed_files()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path):
@@ -99,9 +101,10 @@ def open_tiers(
     disk = None
     if config.kv_disk:
         disk = _open_disk(config.kv_disk, backend, identity, nbytes)
+        encrypted = "encrypted, " if disk.encrypted else ""
         progress(
             f"KV blocks on disk: {disk.limit / _GIB:.2f} GiB in {disk.folder}, "
-            f"{disk.held() / _GIB:.2f} GiB used ({nbytes / _MIB:.2f} MiB per block)"
+            f"{disk.held() / _GIB:.2f} GiB used ({encrypted}{nbytes / _MIB:.2f} MiB per block)"
         )
         if disk.limit > (room := disk.held() + disk.free()):
             progress(f"kv_disk: the disk of {disk.folder} has room for {room / _GIB:.2f} GiB alone")
@@ -126,10 +129,19 @@ def _identity(backend: Backend, identity: str) -> bytes:
     )
 
 
+def _sealed_files() -> RecordFiles | None:
+    from tidemill.worker.tiers.sealed import sealed_from_environment  # few have a key
+
+    return sealed_from_environment()
+
+
 def _open_disk(setting: str, backend: Backend, identity: str, nbytes: int) -> DiskTier:
     folder, limit = folder_and_size(setting)
     path = Path(folder).expanduser()
     try:
-        return DiskTier(path, limit, _identity(backend, identity), nbytes, backend.checksum)
+        return DiskTier(
+            *(path, limit, _identity(backend, identity), nbytes, backend.checksum),
+            files=_sealed_files(),
+        )
     except OSError as error:
         raise config_error("kv_disk", f"kv_disk: {folder} cannot be used: {error}") from error
