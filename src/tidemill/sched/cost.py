@@ -18,10 +18,9 @@ Predictions never change the output: it does not depend on how a prompt is chunk
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import mul
+from typing import NamedTuple
 
 # Scale of the features, so that the fitted coefficients are of similar magnitude.
 _UNITS = (1.0, 64.0, 2.0**18, 2.0**14)
@@ -49,6 +48,7 @@ _ADAPTER_RATE = 0.1
 _MOST_FOR_ADAPTERS = 0.8
 
 _Vector = tuple[float, float, float, float]
+_SizeClass = tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Load:
         return 1.0, self.tokens / tokens, self.pairs / pairs, self.reach / reach
 
     @property
-    def size_class(self) -> tuple[int, int, int]:
+    def size_class(self) -> _SizeClass:
         """Equal for loads that differ by less than a factor of about two in every number."""
         tokens, pairs, reach = int(self.tokens), int(self.pairs), int(self.reach)
         return tokens.bit_length(), pairs.bit_length(), reach.bit_length()
@@ -109,13 +109,32 @@ class Load:
 _ONE_TOKEN = Load(1, 1, 1)
 
 
-@dataclass(slots=True)
-class _Class:
+class _Class(NamedTuple):
     """Mean features and seconds of similar steps."""
 
-    features: list[float]
+    features: _Vector
     seconds: float
     steps: int = 1
+
+
+class _Terms(NamedTuple):
+    """What a class adds to the normal equations, and its seconds per token if they were all of
+    tokens and attention."""
+
+    right: _Vector
+    gram: tuple[float, ...]  # by rows, from the diagonal on
+    per_token: float
+
+
+def _terms_of(known: _Class) -> _Terms:
+    seconds = known.seconds
+    one, tokens, pairs, reach = known.features
+    a, b, c, d = one / seconds, tokens / seconds, pairs / seconds, reach / seconds
+    return _Terms(
+        (a, b, c, d),
+        (a * a, a * b, a * c, a * d, b * b, b * c, b * d, c * c, c * d, d * d),
+        seconds / (tokens * _UNITS[1] + pairs * _UNITS[2] / _PRIOR_DEPTH),
+    )
 
 
 class StepCost:
@@ -124,7 +143,8 @@ class StepCost:
     def __init__(self) -> None:
         self.margin = 1.15
         self._parts = [0.0] * 4
-        self._classes: OrderedDict[tuple[int, int, int], _Class] = OrderedDict()
+        self._classes: dict[_SizeClass, _Class] = {}  # the one seen last is last
+        self._terms: dict[_SizeClass, _Terms] = {}  # of classes that are as they were then
         self._steps = 0
         self._drift = 1.0
         self._per_adapter_byte = self._adapter_power = 0.0
@@ -136,10 +156,8 @@ class StepCost:
         other._parts = list(self._parts)
         other._per_adapter_byte = self._per_adapter_byte
         other._adapter_power = self._adapter_power
-        other._classes = OrderedDict(
-            (key, _Class(list(known.features), known.seconds, known.steps))
-            for key, known in self._classes.items()
-        )
+        other._classes = dict(self._classes)
+        other._terms = dict(self._terms)
         return other
 
     @property
@@ -219,45 +237,49 @@ class StepCost:
         self._exceeded(seconds / max(predicted, 1e-9))
         return seconds - self._per_adapter_byte * nbytes
 
-    def _enter(self, key: tuple[int, int, int], features: _Vector, seconds: float) -> None:
-        known = self._classes.get(key)
+    def _enter(self, key: _SizeClass, features: _Vector, seconds: float) -> None:
+        self._terms.pop(key, None)
+        known = self._classes.pop(key, None)
         if known is None:
-            self._classes[key] = _Class(list(features), seconds)
+            self._classes[key] = _Class(features, seconds)
             if len(self._classes) > _MAX_CLASSES:
-                self._classes.popitem(last=False)
+                oldest = next(iter(self._classes))
+                del self._classes[oldest]
+                self._terms.pop(oldest, None)
             return
-        self._classes.move_to_end(key)
-        known.steps += 1
-        rate = max(_CLASS_RATE, 1 / known.steps)
-        if known.steps > 3:
-            seconds = _clip(seconds, known.seconds / _FAR, known.seconds * _FAR)
-        known.seconds += rate * (seconds - known.seconds)
-        means = known.features
-        for i in (1, 2, 3):  # the first is always 1
-            means[i] += rate * (features[i] - means[i])
+        (_, x, y, z), mean, steps = known
+        steps += 1
+        rate = max(_CLASS_RATE, 1 / steps)
+        if steps > 3:
+            seconds = _clip(seconds, mean / _FAR, mean * _FAR)
+        mean += rate * (seconds - mean)
+        one, tokens, pairs, reach = features
+        x += rate * (tokens - x)
+        y += rate * (pairs - y)
+        z += rate * (reach - z)
+        self._classes[key] = _Class((one, x, y, z), mean, steps)
 
     def _fit(self) -> None:
         """Non-negative least squares of the relative error over the classes."""
-        prior = self._prior()
-        scaled = [[v / known.seconds for v in known.features] for known in self._classes.values()]
-        columns = list(zip(*scaled, strict=True))
-        right = [math.fsum(column) for column in columns]
-        gram = [[math.fsum(map(mul, one, other)) for other in columns] for one in columns]
-        for i in range(4):
+        terms = self._terms
+        for key, known in self._classes.items():
+            if key not in terms:
+                terms[key] = _terms_of(known)
+        rights, grams, each = zip(*terms.values(), strict=True)
+        prior = _prior(min(each))
+        right = list(map(math.fsum, zip(*rights, strict=True)))
+        gram = list(map(math.fsum, zip(*grams, strict=True)))
+        for i, diagonal in enumerate((0, 4, 7, 9)):
             # Regularization: coefficients that the classes do not determine stay near the prior.
             pull = _PRIOR_WEIGHT / max(prior[i], prior[1]) ** 2
-            gram[i][i] += pull
+            gram[diagonal] += pull
             right[i] += pull * prior[i]
         self._parts = _descended(gram, right, self._parts if self._steps > 1 else prior)
 
-    def _prior(self) -> list[float]:
-        """Coefficients that attribute all time of the cheapest class to tokens and attention."""
-        per_token = min(
-            known.seconds
-            / (known.features[1] * _UNITS[1] + known.features[2] * _UNITS[2] / _PRIOR_DEPTH)
-            for known in self._classes.values()
-        )
-        return [0.0, per_token * _UNITS[1], per_token / _PRIOR_DEPTH * _UNITS[2], 0.0]
+
+def _prior(per_token: float) -> list[float]:
+    """Coefficients that attribute all time of the cheapest class to tokens and attention."""
+    return [0.0, per_token * _UNITS[1], per_token / _PRIOR_DEPTH * _UNITS[2], 0.0]
 
 
 def computing(cost: StepCost, start: int, end: int, step: int) -> float:
@@ -269,11 +291,11 @@ def computing(cost: StepCost, start: int, end: int, step: int) -> float:
 
 
 def _descended(
-    gram: Sequence[Sequence[float]], right: Sequence[float], parts: Sequence[float]
+    gram: Sequence[float], right: Sequence[float], parts: Sequence[float]
 ) -> list[float]:
     """Coefficients of at least 0, by `_SWEEPS` sweeps of coordinate descent from `parts`. Written
     out: it takes a good part of a step's time where steps are short."""
-    (g00, g01, g02, g03), (_, g11, g12, g13), (_, _, g22, g23), (_, _, _, g33) = gram
+    g00, g01, g02, g03, g11, g12, g13, g22, g23, g33 = gram
     r0, r1, r2, r3 = right
     a, b, c, d = parts
     for _ in range(_SWEEPS):

@@ -8,11 +8,12 @@ to the last bit, but for compute times of requests, whose sums are rounded other
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.sched.commit import publish
 from tidemill.sched.cost import Load
+from tidemill.sched.plain_rows import PlainRow
 
 if TYPE_CHECKING:
     from tidemill.sched.plan_builder import InFlightRow
@@ -40,7 +41,7 @@ class DecodeRun:
         reach: positions of the cache that the step in flight reads.
     """
 
-    def __init__(self, state: State, rows: list[InFlightRow], steps: int) -> None:
+    def __init__(self, state: State, rows: Collection[InFlightRow | PlainRow], steps: int) -> None:
         self.steps = steps
         self.rows = [
             RunRow(row.seq.owner.request.request_id, row.seq.seq_id, row.start) for row in rows
@@ -48,15 +49,15 @@ class DecodeRun:
         self.reach = sum(row.start + 1 for row in rows)
         self._state = state
         self._sequences = [row.seq for row in rows]
+        owners = (seq.owner for seq in self._sequences)
+        self._adapters = {o.adapter_slot: o.adapter_bytes for o in owners if o.adapter_slot}
 
     def load(self, step: int) -> Load:
         """The work of a step, the one in flight being number 0."""
         reach = self.reach + step * len(self.rows)
         load = Load(float(len(self.rows)), float(reach), float(reach))
-        for seq in self._sequences:
-            owner = seq.owner
-            if owner.adapter_slot:
-                load.add_adapter(owner.adapter_slot, owner.adapter_bytes)
+        for slot, nbytes in self._adapters.items():
+            load.add_adapter(slot, nbytes)
         return load
 
     def apply(self, steps: int, last_id: int, token: Callable[[int, int], int]) -> None:
@@ -96,7 +97,7 @@ class DecodeRun:
         state.lines[False].tenants.charge_each(tenant, (steps - 1) * len(self.rows))
 
 
-def run_of(state: State, rows: list[InFlightRow]) -> DecodeRun | None:
+def run_of(state: State, rows: Collection[InFlightRow | PlainRow]) -> DecodeRun | None:
     """The run that begins with these rows in flight; None where steps differ from one another.
 
     Everything that waits for something else than a step must have been ruled out by the caller.
@@ -123,9 +124,13 @@ def run_of(state: State, rows: list[InFlightRow]) -> DecodeRun | None:
     return DecodeRun(state, rows, steps) if blocks <= state.memory.num_free else None
 
 
-def _is_plain(row: InFlightRow, seq: Sequence) -> bool:
+def _is_plain(row: InFlightRow | PlainRow, seq: Sequence) -> bool:
     """Its next tokens depend on nothing but that they are computed."""
-    if not row.sample or row.count != 1 or row.epoch != seq.epoch or seq.pending != 1:
+    if row.epoch != seq.epoch or seq.pending != 1:
+        return False
+    if isinstance(row, PlainRow):
+        return True
+    if not row.sample or row.count != 1:
         return False
     if seq.serial or seq.drafters or seq.stop_ids or seq.constraint or seq.history is not None:
         return False

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tidemill.contract.plan import BlockCopy, DraftsWanted, NewSequence, Row, StepPlan
 from tidemill.memory.prefix import BlockKey
 from tidemill.sched.cost import Load
 from tidemill.sched.sequence import Sequence, Slice
 from tidemill.sched.speculation.chosen import NO_CHOICE, Chosen
+
+if TYPE_CHECKING:
+    from tidemill.sched.plain_rows import PlainRow
 
 
 @dataclass(slots=True)
@@ -61,6 +65,7 @@ class PlanBuilder:
         drafts: drafts that its rows may still have.
         chosen: how many each stream was to have.
         tried: ids of sequences for which no blocks could be freed; not tried again.
+        plain: rows that are planned together (`sched.plain_rows`), before all others.
     """
 
     step_id: int
@@ -76,6 +81,12 @@ class PlanBuilder:
     chosen: Chosen = NO_CHOICE
     first: Sequence | None = None
     tried: set[int] = field(default_factory=set)
+    plain: list[PlainRow] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """All rows."""
+        return len(self.rows) + len(self.plain)
 
     def plan(self, preempted: tuple[int, ...], finished: tuple[int, ...]) -> StepPlan:
         """The finished plan. A row that computes only some of its layers is placed last."""

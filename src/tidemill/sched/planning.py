@@ -66,6 +66,8 @@ def _plan_streams(
     """
     due = [s for s in state.running_of(background=False) if _is_due(s)]
     chosen = _chosen_streams(state, builder, due, urgent=urgent, competing=competing)
+    if state.plain_rows is not None and state.plain_rows.plan(state, builder, chosen):
+        return
     drafts_of_rows.choose(state, builder, chosen)
     for seq in sorted(chosen, key=lambda s: s.order):
         _plan_stream(state, builder, seq, last_step)
@@ -476,16 +478,16 @@ def _preempt_background(state: State) -> None:
 def _plan_background(state: State, builder: PlanBuilder, last_step: int | None) -> None:
     """Plan rows of background sequences, within the time and memory that the others leave."""
     cost = state.cost
-    if builder.rows and not cost.ready:
+    if builder.num_rows and not cost.ready:
         return
-    foreground = cost.bound(builder.load) if builder.rows else 0.0
+    foreground = cost.bound(builder.load) if builder.num_rows else 0.0
     seconds = background_seconds(foreground, 0.0, cost.least)
     due = [seq for seq in state.running_of(background=True) if _is_due(seq)]
     builder.drafts = 0  # beside the others' rows it has none
-    if due and not builder.rows:
+    if due and not builder.num_rows:
         drafts_of_rows.choose(state, builder, due)
     for seq in sorted(due, key=lambda s: (s.last_row, s.order)):
-        if builder.rows:
+        if builder.num_rows:
             load = builder.load.plus(seq.planned, seq.remaining)
             if cost.ready and cost.bound(load) > seconds:
                 break

@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as TypingSequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidemill.base.errors import ErrorKind, TidemillError, bad_request
@@ -51,6 +51,7 @@ from tidemill.sched.state import State
 if TYPE_CHECKING:
     from tidemill.memory.tiers import Tiers
     from tidemill.sched.decode_run import DecodeRun
+    from tidemill.sched.plain_rows import PlainRow
     from tidemill.sched.speculation.controller import Controller
 
 _log = get_logger(__name__)
@@ -68,6 +69,7 @@ class _InFlightStep:
         predicted: predicted seconds; 0 before any step was measured.
         ahead: it was planned before the result of the step before.
         chosen: the drafts that it was to verify.
+        plain: rows that were planned together, before the others.
     """
 
     plan: StepPlan
@@ -76,6 +78,7 @@ class _InFlightStep:
     predicted: float
     ahead: bool = False
     chosen: Chosen = NO_CHOICE
+    plain: list[PlainRow] = field(default_factory=list)
 
 
 class Scheduler:
@@ -534,10 +537,10 @@ class Scheduler:
         last = self._in_flight[-1].plan.step_id if self._in_flight else None
         state = self._state
         builder = build(state, self._next_step, last)
-        if not builder.rows and builder.preempted and not self._in_flight:
+        if not builder.num_rows and builder.preempted and not self._in_flight:
             builder = build(state, self._next_step, last)
         self._begin_moves(builder)
-        if not builder.rows:
+        if not builder.num_rows:
             return None
         plan = builder.plan(tuple(state.preempted_to_send), tuple(state.finished_to_send))
         state.preempted_to_send.clear()
@@ -550,6 +553,7 @@ class Scheduler:
                 *(plan, builder.rows_in_flight, builder.load, predicted),
                 ahead=last is not None,
                 chosen=builder.chosen,
+                plain=builder.plain,
             )
         )
         return plan
@@ -559,7 +563,9 @@ class Scheduler:
         if (bringing := self._state.bringing) is None:
             return
         self._flush_moves()
-        self._awaits_moves = bool(bringing.tiers.loads) and not (builder.rows or self._in_flight)
+        self._awaits_moves = bool(bringing.tiers.loads) and not (
+            builder.num_rows or self._in_flight
+        )
 
     def _flush_moves(self) -> None:
         if (bringing := self._state.bringing) is not None:
@@ -589,11 +595,14 @@ class Scheduler:
         self._memory_pressure.succeeded()
         self._state.limits = self._memory_pressure.limits
         # A chunk whose layers are computed over several steps is counted in the last of them.
-        tokens = sum(in_flight.count + in_flight.drafts for in_flight in step.rows_in_flight)
+        plain = step.plain
+        tokens = len(plain) + sum(row.count + row.drafts for row in step.rows_in_flight)
         seconds = result.timings.forward + result.timings.sampling
         of_a_token = (seconds + self._uncounted) / tokens if tokens else 0.0
         self._uncounted = 0.0 if tokens else self._uncounted + seconds
-        emissions = []
+        emissions: list[Emission] = []
+        if plain:
+            emissions = self._commit_plain(plain, of_a_token)
         for in_flight, row in zip(step.rows_in_flight, result.rows, strict=True):
             in_flight.seq.owner.compute_seconds += of_a_token * (in_flight.count + in_flight.drafts)
             emission = commit_row(self._state, in_flight, row)
@@ -607,12 +616,35 @@ class Scheduler:
                 emissions += self._advance(group)
         self._counts["steps"] += 1
         self._counts["step_tokens"] += tokens
-        self._counts["step_rows"] += len(plan.rows)
-        self._last = (tokens, len(plan.rows))
+        rows = len(plain) + len(plan.rows)
+        self._counts["step_rows"] += rows
+        self._last = (tokens, rows)
         self._learn(step, seconds)
         if self._state.speculation is not None:
             self._learn_drafts(self._state.speculation, step, result)
         return emissions
+
+    def _commit_plain(self, rows: list[PlainRow], of_a_token: float) -> list[Emission]:
+        state = self._state
+        assert state.plain_rows is not None
+        for row in rows:
+            row.seq.owner.compute_seconds += of_a_token
+        found = state.plain_rows.commit(state, rows, lambda seq: self._forget_if_done(seq.owner))
+        self._counts["generated"] += len(found)
+        return found
+
+    def plan_together(self, token: Callable[[int, int], int]) -> None:
+        """From now on plan rows that give streams their next token together: plans and results do
+        not have them. For who knows that `token` is what a sequence samples at a position."""
+        from tidemill.sched.plain_rows import PlainRows  # no engine needs it
+
+        self._state.plain_rows = PlainRows(token)
+
+    @property
+    def newest(self) -> tuple[Load, int]:
+        """Of the newest plan in flight: its work, and the rows that were planned together."""
+        step = self._in_flight[-1]
+        return step.load, len(step.plain)
 
     def decode_run(self) -> DecodeRun | None:
         """The steps from the one in flight on, if they only give every running sequence its next
@@ -623,7 +655,10 @@ class Scheduler:
             return None
         from tidemill.sched.decode_run import run_of  # no engine needs it
 
-        return run_of(self._state, self._in_flight[0].rows_in_flight)
+        step = self._in_flight[0]
+        if step.plain and step.rows_in_flight:
+            return None
+        return run_of(self._state, step.plain or step.rows_in_flight)
 
     def follow(
         self,
@@ -658,8 +693,8 @@ class Scheduler:
         figures["last_predicted"] = predicted[count - 1]
         share = (sum(seconds) + self._uncounted) / rows
         self._uncounted = 0.0
-        for in_flight in first.rows_in_flight:
-            in_flight.seq.owner.compute_seconds += share
+        for row in first.plain or first.rows_in_flight:
+            row.seq.owner.compute_seconds += share
         counts = self._counts
         counts["steps"] += count
         for name in ("step_tokens", "step_rows", "generated"):
@@ -667,8 +702,8 @@ class Scheduler:
         self._last = (rows, rows)
         self._next_step = last_id + 1
         plan = self.plan()
-        assert plan is not None and len(plan.rows) == rows
         step_planned = self._in_flight[0]
+        assert plan is not None and len(plan.rows) + len(step_planned.plain) == rows
         step_planned.predicted, step_planned.ahead = predicted[count], True
         return plan
 

@@ -20,6 +20,7 @@ from tidemill.sched.sequence import BeamGroup, RequestState, Sequence
 
 if TYPE_CHECKING:
     from tidemill.sched.bringing import Bringing
+    from tidemill.sched.plain_rows import PlainRows
     from tidemill.sched.speculation.controller import Controller
 
 
@@ -51,6 +52,7 @@ class State:
         roots: of the hash chains of requests that are to be explained.
         bringing: sequences that wait for blocks of lower tiers; None: there are no tiers.
         speculation: made when a sequence first has a drafter.
+        plain_rows: plans streams together; None: each has a row of its own.
     """
 
     def __init__(self, memory: KVMemory, limits: Limits, clock: Callable[[], float]) -> None:
@@ -71,6 +73,7 @@ class State:
         self.roots = Roots()
         self.bringing: Bringing | None = None
         self.speculation: Controller | None = None
+        self.plain_rows: PlainRows | None = None
         self.drafted = 0
         self.drafts_accepted = 0
         self.prompt_tokens = 0

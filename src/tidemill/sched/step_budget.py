@@ -75,9 +75,9 @@ class StepBudget:
         self._builder = builder
         self._competing = competing
         self._foreground = foreground
-        self.streams = len(builder.rows)
+        self.streams = builder.num_rows
         self._budget = builder.budget
-        self._decode = state.cost.bound(builder.load) if builder.rows else 0.0
+        self._decode = state.cost.bound(builder.load) if self.streams else 0.0
         block_size = state.memory.block_size
         self._tokens = prefill_tokens(state.limits.max_step_tokens, block_size, self.streams)
 
@@ -93,7 +93,7 @@ class StepBudget:
             return Chunk(max(0, min(most, self._tokens - (self._budget - builder.budget))))
         seconds = self._seconds(seq)
         # Others' rows do not wait for a background chunk of the minimum size.
-        alone = len(builder.rows) == self.streams and not self._foreground
+        alone = builder.num_rows == self.streams and not self._foreground
         if seq.slice is not None and not (self._state.limits.layers and seq.slice.tokens <= most):
             self._state.drop_slice(seq)
         if seq.slice is not None:
@@ -142,7 +142,7 @@ class StepBudget:
         first row of a step always fits."""
         builder, cost = self._builder, self._state.cost
         count = seq.known - start
-        if not builder.rows:
+        if not builder.num_rows:
             return count
         if count > builder.budget:
             return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -26,7 +26,7 @@ from tidemill.sched.decode_run import RunRow
 from tidemill.sched.scheduler import Scheduler
 from tidemill.sched.sequence import Emission
 from tidemill.simulate.adapters import AdapterSizes, SimulatedAdapters
-from tidemill.simulate.costs import Costs, EngineFacts, Work, work_of
+from tidemill.simulate.costs import Costs, EngineFacts, Work
 from tidemill.simulate.decode import COMMIT_SHARE, VOCAB, Ahead, Landed, token_at
 from tidemill.simulate.drafts import Drafts
 from tidemill.simulate.tiers import Directory, SimulatedMover, TierSizes
@@ -114,9 +114,11 @@ NO_PARTS = Parts()
 
 @dataclass(slots=True)
 class _Step:
-    """A plan in flight, when it begins and ends, and what its drafters do at its end."""
+    """A plan in flight with its rows, when it begins and ends, and what its drafters do at its
+    end."""
 
     plan: StepPlan
+    rows: int
     begins: float
     ends: float
     drafting: tuple[Drafting, ...] = ()
@@ -167,11 +169,12 @@ class SimulatedEngine:
         self.scheduler = scheduler_of(
             facts, timeline.clock, parts.max_itl_ms, speculation, self._mover, tiers
         )
+        if self.decodes_ahead:
+            self.scheduler.plan_together(token_at)
         self._drafts = parts.drafts
         self._adapters = None
         if parts.adapters is not None:
             self._adapters = SimulatedAdapters(timeline, parts.adapters, self.scheduler, self._post)
-        self._slots: Mapping[int, int] = {} if self._adapters is None else self._adapters.slots
         self.most = Work(0, 0, 0, 0, 0)
         self.busy = 0.0
         self.waits: Counter[str] = Counter()
@@ -179,7 +182,6 @@ class SimulatedEngine:
         self._launched = 0
         self._last_step = -1
         self._timeline = timeline
-        self._layers = facts.layers
         self._step = costs.step
         self._host = costs.host
         self._noise = noise
@@ -254,7 +256,7 @@ class SimulatedEngine:
                 self._idle = True
                 self._send(ready)
             return None
-        host, work = self._host, work_of(plan, self._layers, self._slots)
+        host, work = self._host, self._work(plan)
         if self._mover is not None:
             self._mover.launched(plan.step_id)
         begins = ready + host.step + host.row * work.rows + host.submit * received
@@ -263,12 +265,20 @@ class SimulatedEngine:
         seconds = self._step.of(work) * self._draw()
         drafting = () if self._drafts is None else self._drafts.drafting(plan)
         ends = begins + seconds + sum(drafter.seconds for drafter in drafting)
-        self._in_flight.append(_Step(plan, begins, ends, drafting))
+        self._in_flight.append(_Step(plan, work.rows, begins, ends, drafting))
         self._last_step = plan.step_id
         self._count(work, seconds)
         if self._launched % _LOOK_EVERY == 0:
             self._look()
         return begins
+
+    def _work(self, plan: StepPlan) -> Work:
+        load, together = self.scheduler.newest
+        samples = sum((1 + len(row.draft_token_ids)) for row in plan.rows if row.sample)
+        rows = together + len(plan.rows)
+        return Work(
+            load.tokens, load.pairs, load.reach, together + samples, rows, load.adapter_bytes
+        )
 
     def _draw(self) -> float:
         return self._drawn.popleft() if self._drawn else self._noise()
@@ -299,7 +309,7 @@ class SimulatedEngine:
         step, timeline = self._in_flight[0], self._timeline
         if len(self._in_flight) == 1 and (seconds := self.scheduler.overlap_seconds) is not None:
             host = self._host
-            lead = host.step + host.row * len(step.plan.rows)
+            lead = host.step + host.row * step.rows
             due = max(timeline.now, step.begins + LAUNCH_FRACTION * seconds - 2 * lead)
             if due < step.ends:
                 timeline.at(due, self._launch_ahead)
@@ -328,7 +338,7 @@ class SimulatedEngine:
         self._outputs += self.scheduler.commit(step.plan, result)
         self._settle()
         if self._in_flight or not (self.scheduler.has_work or self._inbox):
-            loop = self._host.step + self._host.row * len(rows)
+            loop = self._host.step + self._host.row * step.rows
             self._send(step.ends + COMMIT_SHARE * loop)
         if self._in_flight or self.scheduler.has_work or self._inbox:
             self._turn()
@@ -399,14 +409,17 @@ class SimulatedEngine:
             seconds = [e - b for b, e in zip(ahead.begins, ahead.ends[:landed], strict=False)]
             learned = ahead.cost if landed == len(ahead.landed) else None
             plan = self.scheduler.follow(ahead.run, ahead.predicted, seconds, token_at, learned)
-            self._in_flight = deque([_Step(plan, ahead.begins[landed], ahead.ends[landed])])
+            rows = len(ahead.run.rows)
+            self._in_flight = deque([_Step(plan, rows, ahead.begins[landed], ahead.ends[landed])])
             self._last_step = plan.step_id
             self._settle()
         if launched > landed:
             following = self.scheduler.plan()
             assert following is not None
             self._last_step = following.step_id
-            self._in_flight.append(_Step(following, ahead.begins[launched], ahead.ends[launched]))
+            rows = len(ahead.run.rows)
+            begins, ends = ahead.begins[launched], ahead.ends[launched]
+            self._in_flight.append(_Step(following, rows, begins, ends))
         if launched:
             self._count(ahead.work(launched), *ahead.seconds[:launched])
         self._drawn.extendleft(reversed(ahead.drawn[launched:]))

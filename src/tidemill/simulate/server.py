@@ -151,12 +151,23 @@ class SimulatedServer:
         """The engine's outputs leave it at a time; each of them becomes a chunk."""
         host, calls, admission = self._host, self._calls, self._admission
         done = max(when + host.deliver, self._free)
+        together: list[str] = []  # requests that got one more token, since the last other output
         for _, output in outputs:
             call = calls.get(output.request_id)
             if call is None:
                 continue
             done += host.chunk
             trace = call.trace
+            if output.finish_reason is None and len(output.token_ids) == 1 and trace.arrivals:
+                trace.arrivals.append(done - call.zero)
+                trace.output_tokens += 1
+                together.append(output.request_id)
+                if call.answer is not None:
+                    call.answer += output.token_ids
+                continue
+            if admission is not None and together:
+                admission.progress_together(together, (self._timeline.now,))
+                together = []
             if output.token_ids:
                 if not trace.arrivals:
                     self.on_first(call)
@@ -178,6 +189,8 @@ class SimulatedServer:
                     trace.error, trace.detail = output.error.kind, output.error.message
                 self.on_end(call)
                 self._timeline.at(done, partial(_end, call))
+        if admission is not None and together:
+            admission.progress_together(together, (self._timeline.now,))
         self._free = max(self._free, done)
 
     def _receive_run(self, rows: Sequence[RunRow], steps: Sequence[Landed]) -> None:
