@@ -192,6 +192,9 @@ stalls: test-install ## what large and hostile requests cost other streams and p
 explanations: test-install ## do explanations of 200 requests under load agree with their clients' clock (a minute)
 	PYTHONPATH=tests $(BIN)/python -m load.clock --threads 1 $(ARGS)
 
+gateway-cost: test-install ## what a gateway adds to the first token, and what a streamed token costs it (a minute)
+	PYTHONPATH=tests $(BIN)/python -m load.gateway_cost $(ARGS)
+
 monitoring: test-install ## a real Prometheus takes the dashboard's queries and the alerts (Debian's prometheus)
 	PYTHONPATH=tests $(BIN)/python -m load.monitoring $(ARGS)
 
