@@ -4,23 +4,28 @@ whatever is killed meanwhile."""
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 from helpers.real_server import RealServer
 
+from tidemill.loading.locate import bundled_models
 from tidemill.transfer.link import KEY_VARIABLE
 
 FLAGS = ("--threads", "1", "--database", "none")
 TOKENS = 900
 KEY = {KEY_VARIABLE: "a secret of these tests"}
 STREAMS = 6
+BROOK = bundled_models()["brook"]
+MODELS = ("verse", "verse", "ripple")
 
 
 def _address() -> str:
@@ -30,27 +35,31 @@ def _address() -> str:
 
 
 @contextmanager
-def _pair(key: dict[str, str] = KEY) -> Iterator[tuple[RealServer, RealServer, str]]:
+def _pair(
+    key: dict[str, str] = KEY, mine: tuple[str, ...] = (), theirs: tuple[str, ...] = ()
+) -> Iterator[tuple[RealServer, RealServer, str]]:
     """Two servers, and where the second's engine listens."""
     here, there = _address(), _address()
     with (
-        RealServer(*FLAGS, "--kv-listen", here, environment=KEY) as one,
-        RealServer(*FLAGS, "--kv-listen", there, "--kv-peers", here, environment=key) as two,
+        RealServer(*FLAGS, *mine, "--kv-listen", here, environment=KEY) as one,
+        RealServer(
+            *(*FLAGS, *theirs, "--kv-listen", there, "--kv-peers", here), environment=key
+        ) as two,
     ):
         yield one, two, there
 
 
-def _body(number: int) -> dict[str, Any]:
+def _body(number: int, model: str) -> dict[str, Any]:
     members = {"a": {"type": "string"}, "b": {"type": "array", "items": {"type": "integer"}}}
     schema = {"type": "object", "properties": members, "required": [*members]}
     constrained = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     found: dict[str, Any] = {
-        "model": "brook",
+        "model": model,
         "messages": [{"role": "user", "content": f"Story {number}, please. " * 20}],
         "stream": True,
         "seed": number,
         "temperature": 0.9,
-        "max_tokens": TOKENS,
+        "max_tokens": TOKENS if model == "brook" else TOKENS // 2,
         "n": 2 if number == 3 else 1,
     }
     return found | ({"response_format": constrained} if number == 2 else {"ignore_eos": True})
@@ -65,9 +74,9 @@ class Answer:
     error: str = ""
 
 
-def _ask(server: RealServer, number: int, answer: Answer) -> Answer:
+def _ask(server: RealServer, number: int, answer: Answer, model: str) -> Answer:
     url = f"{server.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=_body(number), timeout=60) as response:
+    with httpx.stream("POST", url, json=_body(number, model), timeout=60) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 event = json.loads(line[6:])
@@ -82,12 +91,15 @@ def _ask(server: RealServer, number: int, answer: Answer) -> Answer:
 
 
 def _moved(
-    one: RealServer, meanwhile: Callable[[], None], count: int = STREAMS
+    one: RealServer, meanwhile: Callable[[], None], count: int = STREAMS, models: Sequence[str] = ()
 ) -> list[dict[int, str]]:
     """Answers during which something happens."""
     answers = [Answer() for _ in range(count)]
     with ThreadPoolExecutor(count) as threads:
-        running = [threads.submit(_ask, one, i, answers[i]) for i in range(count)]
+        running = [
+            threads.submit(_ask, one, i, answers[i], models[i] if models else "brook")
+            for i in range(count)
+        ]
         until = time.monotonic() + 60
         while sum(answer.size for answer in answers) < 10 * count:
             assert time.monotonic() < until
@@ -146,6 +158,34 @@ def test_requests_move_and_come_back_whatever_is_killed() -> None:
 
         assert _moved(one, drain_and_kill_there) == quiet
         assert one.http.get("/admin/engines").json()["engines"][0]["away"] is None
+
+
+def _until_away(server: RealServer, count: int) -> None:
+    until = time.monotonic() + 30
+    while server.http.get("/admin/engines").json()["engines"][0]["away"]["requests"] != count:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_requests_with_adapters_move_where_the_same_ones_are(tmp_path: Path) -> None:
+    verse, ripple = BROOK / "lora-verse", BROOK / "lora-ripple"
+    shutil.copytree(verse, tmp_path / "copy")
+    mine = (f"--adapter=verse={verse}", f"--adapter=ripple={ripple}")
+    with _pair(mine=mine, theirs=(f"--adapter=other={tmp_path / 'copy'}",)) as (one, two, there):
+        quiet = _moved(one, lambda: None, 3, models=MODELS)
+
+        def drain() -> None:
+            found = _post(one, "drain", to=there)
+            assert 1 <= found["moved"] <= 2  # not ripple's
+
+        assert _moved(one, drain, 3, models=MODELS) == quiet
+
+        # New ones go there; one whose adapter the other server has lost since comes back.
+        assert _moved(one, lambda: _until_away(one, 2), 3, models=MODELS) == quiet
+        gone = two.http.post("/v1/unload_lora_adapter", json={"lora_name": "other"})
+        assert gone.status_code == 200, gone.text
+
+        assert _moved(one, lambda: _until_away(one, 0), 3, models=MODELS) == quiet
 
 
 def test_requests_stay_where_the_other_engine_cannot_take_them() -> None:

@@ -12,10 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.base.log import get_logger, summary
 from tidemill.contract.request import AdapterUse, adapters_key
 from tidemill.contract.wire import AdapterInfo
+from tidemill.engine.known_adapters import KnownAdapters
 from tidemill.executor.base import Executor
 from tidemill.memory.adapter_slots import AdapterSlots
 
@@ -81,6 +84,9 @@ class AdapterGate:
         executor: loads adapters.
         post: runs a function in the engine's thread, soon.
         loader: runs the loads, one after another; None: a thread of its own.
+
+    Attributes:
+        known: adapters that were named here.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class AdapterGate:
         self._executor = executor
         self._post = post
         self._slots = AdapterSlots(*executor.adapter_room())
+        self.known = KnownAdapters()
         self._waiting: deque[_Waiting] = deque()
         self._loading = False
         self._loader = loader or _Thread()
@@ -115,6 +122,8 @@ class AdapterGate:
             granted: see `Granted`.
             wanted: whether the request still waits.
         """
+        for use in uses:
+            self.known.note(use)
         key = adapters_key(uses)
         if (slot := self._slots.find(key)) is not None:
             granted(slot, None)
@@ -147,6 +156,7 @@ class AdapterGate:
 
     def drop(self, digest: str) -> None:
         """An adapter is not registered any more."""
+        self.known.drop(digest)
         self._unload(self._slots.drop(digest))
 
     def clear(self) -> None:
@@ -227,6 +237,9 @@ class AdapterGate:
         if error is not None:
             waiting.fail(error)
         elif waiting.checked is not None:
+            if info is not None:
+                changed = {"digest": info.digest, "nbytes": info.nbytes}
+                self.known.note(msgspec.structs.replace(waiting.uses[0], **changed))
             waiting.checked(info, None)
         elif waiting.wanted() and waiting.granted is not None:
             waiting.granted(slot, None)

@@ -5,7 +5,7 @@ tokens), what the engine that is left still sends is not read, and the other one
 next token, which is the same. The blocks go before, while the request still runs: the other engine
 is given the prompt and the tokens so far as a prompt of its own (`_PRIME_TOKENS`), for which it
 fetches the blocks as for any prompt. If that engine is lost, its requests come back in the same
-way. Requests with adapters stay: their files are this machine's.
+way. Requests with adapters move where the other server has the same ones, by their digests.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tidemill.contract.request import EngineRequest, FinishReason
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo, Outputs
 from tidemill.engine.connection import unavailable
+from tidemill.engine.known_adapters import UNKNOWN
 from tidemill.engine.remote import RemoteEngine
 from tidemill.engine.streams import Journal, Stream, StreamTable, engine_gone
 
@@ -79,6 +80,8 @@ class Away:
         self._ids: set[str] = set()
         self._primes = StreamTable()
         self._lock = asyncio.Lock()
+        self._adapters: dict[str, bool] = {}  # digest -> whether the other server has it
+        self._asking: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str | None:
@@ -91,7 +94,7 @@ class Away:
 
     def claim(self, stream: Stream) -> bool:
         """A stream is about to be sent; True: it goes there."""
-        if self.taking and _may_move(stream.journal.request):
+        if self.taking and self._may_move(stream.journal.request):
             self._ids.add(stream.journal.request.request_id)
         return self.has(stream)
 
@@ -124,6 +127,7 @@ class Away:
                 raise unavailable(f"requests are at {at} now: bring them back first")
             if self._remote is None:
                 self._remote = await self._open(address)
+            await self._ask_adapters()
             moving = [s for s in self._owner.streams() if self._moves(s)]
             await self._prime(moving)
             self.taking = self._remote is not None
@@ -170,7 +174,27 @@ class Away:
         return remote
 
     def _moves(self, stream: Stream) -> bool:
-        return not self.has(stream) and _may_move(stream.journal.request)
+        return not self.has(stream) and self._may_move(stream.journal.request)
+
+    def _may_move(self, request: EngineRequest) -> bool:
+        """Its adapters are there. Those not asked for yet are, for the requests to come."""
+        new = [use.digest for use in request.adapters if use.digest not in self._adapters]
+        if new and self.taking:
+            task = asyncio.ensure_future(self._ask(new))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+        return all(self._adapters.get(use.digest, False) for use in request.adapters)
+
+    async def _ask_adapters(self) -> None:
+        """Ask for the adapters of all open streams; an adapter may have come since it was asked."""
+        self._adapters.clear()
+        requests = [stream.journal.request for stream in self._owner.streams()]
+        await self._ask({use.digest for request in requests for use in request.adapters})
+
+    async def _ask(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            if self._remote is not None:
+                self._adapters[digest] = await self._remote.has_adapter(digest)
 
     def _return(self, stream: Stream) -> None:
         self._ids.discard(stream.journal.request.request_id)
@@ -178,7 +202,24 @@ class Away:
 
     def _deliver(self, message: Outputs) -> None:
         self._primes.deliver(message)
+        lacking = {
+            output.request_id
+            for output in message.outputs
+            if output.error is not None and output.error.param == UNKNOWN
+        }
+        if lacking:
+            self._take_back(lacking)
+            left = tuple(one for one in message.outputs if one.request_id not in lacking)
+            message = Outputs(left, message.stats)
         self._owner.deliver(message)
+
+    def _take_back(self, wire_ids: set[str]) -> None:
+        """Requests whose adapters the other server does not have any more."""
+        for stream in self._owner.streams():
+            if stream.journal.wire_id in wire_ids:
+                for use in stream.journal.request.adapters:
+                    self._adapters[use.digest] = False
+                self._return(stream)
 
     def _lost(self, reason: str) -> None:
         if self._remote is None:  # closed here
@@ -217,6 +258,7 @@ class Away:
             sampling=SamplingParams(temperature=0.0, max_tokens=1, seed=0),
             priority=request.priority,
             arrival=monotonic(),
+            adapters=request.adapters,
             cache_salt=request.cache_salt,
             tenant=request.tenant,
             weight=request.weight,
@@ -233,7 +275,3 @@ class Away:
                 if self._primes.get(request.request_id) is not None:
                     self.cancel(request.request_id, None, FinishReason.CANCELLED.value)
                     self._primes.forget(request.request_id)
-
-
-def _may_move(request: EngineRequest) -> bool:
-    return not request.adapters

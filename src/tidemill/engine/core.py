@@ -181,8 +181,13 @@ class EngineCore:
 
         self._post(command)
 
-    def submit(self, client: int, request: EngineRequest) -> None:
+    def submit(self, client: int, request: EngineRequest, *, remote: bool = False) -> None:
         """Start a request; every one of its choices ends with exactly one terminal output.
+
+        Args:
+            client: that is told.
+            request: to start.
+            remote: of another server: its adapters are those of the same content here.
 
         Raises:
             TidemillError: kind UNAVAILABLE when the engine has stopped.
@@ -196,22 +201,30 @@ class EngineCore:
             )
 
         def command() -> list[Emission]:
-            if self._control.asleep:
-                return rejections(client, request, ASLEEP)
-            self._set_preparing(request, True)
-            emissions = self._scheduler.submit(request, client)
-            if not request.program.free and not emissions:
-                self._compile(client, request)
-            else:
-                self._set_preparing(request, False)
-            if request.adapters and not emissions:
-                emissions = self._acquire_adapters(client, request)
-            return emissions
+            if remote and request.adapters:
+                try:
+                    return self._begin(client, self._with_adapters_of_here(request))
+                except TidemillError as error:
+                    return rejections(client, request, error)
+            return self._begin(client, request)
 
         if not self._post(command):
             if self._permanent_error is not None:
                 raise self._permanent_error
             raise TidemillError(ErrorKind.UNAVAILABLE, "the engine has stopped", retryable=True)
+
+    def _begin(self, client: int, request: EngineRequest) -> list[Emission]:
+        if self._control.asleep:
+            return rejections(client, request, ASLEEP)
+        self._set_preparing(request, True)
+        emissions = self._scheduler.submit(request, client)
+        if not request.program.free and not emissions:
+            self._compile(client, request)
+        else:
+            self._set_preparing(request, False)
+        if request.adapters and not emissions:
+            emissions = self._acquire_adapters(client, request)
+        return emissions
 
     def on_requests(self, take: Callable[[Link], None]) -> None:
         """Call this with each connection of another server that sends requests, on any thread."""
@@ -271,6 +284,23 @@ class EngineCore:
                 checked(None, ASLEEP)
             else:
                 self._gate().check(message.adapter, checked)
+            return []
+
+        self._post(command)
+
+    def find_adapter(self, client: int, message: CheckAdapter) -> None:
+        """Tell another server whether an adapter of a digest is registered here."""
+
+        def command() -> list[Emission]:
+            answer = CheckedAdapter(message.nonce)
+            try:
+                use = self._gate().known.find(message.adapter.digest)
+                info = AdapterInfo(digest=use.digest, nbytes=use.nbytes)
+                answer = CheckedAdapter(message.nonce, info)
+            except TidemillError as error:
+                told = RequestError(error.kind, error.message, error.param, error.retryable)
+                answer = CheckedAdapter(message.nonce, None, told)
+            self._send(client, answer)
             return []
 
         self._post(command)
@@ -693,6 +723,10 @@ class EngineCore:
                 self._executor, use, lambda: self._scheduler.has_work, self._post_call
             )
         return self._profiler
+
+    def _with_adapters_of_here(self, request: EngineRequest) -> EngineRequest:
+        adapters = self._gate().known.local(request.adapters)
+        return msgspec.structs.replace(request, adapters=adapters)
 
     def _acquire_adapters(self, client: int, request: EngineRequest) -> list[Emission]:
         """Queue a request once its adapters are in memory; until then it waits in the gate."""

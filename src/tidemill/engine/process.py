@@ -157,7 +157,7 @@ class _Connection(asyncio.Protocol):
         elif client is None:
             raise ValueError("the first message must be Hello")
         elif isinstance(message, Submit):
-            core.submit(client, message.request)
+            core.submit(client, message.request, remote=self._remote)
         elif isinstance(message, Cancel):
             core.cancel(
                 client, message.request_id, message.choice, FinishReason(message.finish_reason)
@@ -169,7 +169,7 @@ class _Connection(asyncio.Protocol):
         elif isinstance(message, Control):
             core.control(client, message)
         elif isinstance(message, CheckAdapter):
-            core.check_adapter(client, message)
+            (core.find_adapter if self._remote else core.check_adapter)(client, message)
         elif isinstance(message, DropAdapter):
             core.drop_adapter(message)
         elif isinstance(message, StartProfile | EndProfile):
@@ -225,11 +225,11 @@ class _Connection(asyncio.Protocol):
 
 
 def _may_remotely(message: ToEngine) -> bool:
-    if isinstance(message, Submit):
-        return not message.request.adapters  # they are files of this machine
     if isinstance(message, Hello):
         return not message.owner
-    return isinstance(message, Cancel | StatsRequest)
+    if isinstance(message, CheckAdapter):
+        return not message.adapter.path  # a file of this machine
+    return isinstance(message, Submit | Cancel | StatsRequest)
 
 
 def _serve_remotely(engine: EngineServer) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from tidemill.base.clock import monotonic
 from tidemill.base.errors import TidemillError, config_error
-from tidemill.contract.request import ChoiceOutput, EngineRequest
+from tidemill.contract.request import AdapterUse, ChoiceOutput, EngineRequest
 from tidemill.contract.wire import Cancel, EngineInfo, Outputs, Submit
 from tidemill.engine.connection import EngineConnection, unavailable
 from tidemill.transfer.link import (
@@ -108,6 +108,14 @@ class RemoteEngine:
     def cancel(self, wire_id: str, choice: int | None, reason: str) -> None:
         """Stop a request's choice (None: all)."""
         self._connection.send(Cancel(wire_id, choice, reason))
+
+    async def has_adapter(self, digest: str) -> bool:
+        """Whether an adapter with this content is registered there."""
+        try:
+            await self._connection.check_adapter(AdapterUse("", "", digest))
+        except TidemillError:
+            return False
+        return True
 
     async def close(self, reason: str) -> None:
         """End the connection."""
