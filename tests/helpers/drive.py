@@ -124,6 +124,7 @@ class Machine:
         peers: Any = None,
         serves: bool = False,
         snapshots: int = 0,
+        pipelined: bool = False,
     ) -> None:
         self.vocab = vocab
         recurrent = snapshots > 0
@@ -140,6 +141,7 @@ class Machine:
             layers=layers,
             speculation=speculate,
             always_draft=always_draft,
+            pipelined=pipelined,
         )
         self.now = 0.0
         self.backend = FakeBackend(tiny_spec(vocab, groups), block_size)

@@ -29,6 +29,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seqs=st.integers(1, 6),
         caching=st.booleans(),
         timed=st.booleans(),
+        pipelined=st.booleans(),
         layers=st.sampled_from([0, 2, 7]),
         drafter=st.sampled_from(["off", "lookup", "oracle"]),
     )
@@ -41,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seqs: int,
         caching: bool,
         timed: bool,
+        pipelined: bool,
         layers: int,
         drafter: str,
     ) -> None:
@@ -55,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=caching,
             vocab=VOCAB,
             layers=layers,
+            pipelined=pipelined,
             speculate="off" if drafter == "off" else "lookup",
         )
         if drafter == "oracle":

@@ -860,6 +860,7 @@ def make_scheduler(
         draft_states=info.recurrent_drafts,
         lookup_answers=config.lookup_answers is not None,
         always_draft=always_draft,
+        pipelined=opened.pipelined,
     )
     return Scheduler(
         memory,

@@ -151,6 +151,7 @@ class OpenedExecutor:
         tiers: what lies below the device, the nearest first.
         record_sizes: of what moves there; None: nothing does.
         listens: other engines ask for its blocks.
+        pipelined: two steps compute at the same time where the second takes no token of the first.
         sliced_layers: the model's layers, if a row's can be computed in several steps; else 0.
     """
 
@@ -165,6 +166,7 @@ class OpenedExecutor:
     tiers: tuple[Tier, ...] = ()
     record_sizes: RecordSizes | None = None
     listens: bool = False
+    pipelined: bool = False
 
 
 def open_inproc(
@@ -208,5 +210,6 @@ def open_inproc(
         sliced_layers=len(spec.layers) if backend.slices_layers and not recurrent else 0,
         tiers=loaded.runner.tiers,
         record_sizes=loaded.runner.record_sizes,
+        pipelined=config.stages > 1 and not recurrent,
         listens=loaded.runner.mover is not None and loaded.runner.mover.listens,
     )

@@ -17,6 +17,7 @@ from tidemill.memory.lease import Growth, PartialMatch
 from tidemill.memory.prefix import BlockKey
 from tidemill.sched import misses, snapshots
 from tidemill.sched.cost import Load
+from tidemill.sched.pipelining import apart
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
 from tidemill.sched.policy import (
     admission_headroom,
@@ -65,13 +66,14 @@ def _plan_streams(
     is a beam, since its next token does, and one that may have drafts (`Sequence.needs_result`).
     """
     due = [s for s in state.running_of(background=False) if _is_due(s)]
-    chosen = _chosen_streams(state, builder, due, urgent=urgent, competing=competing)
+    now = apart(state, due) if state.limits.pipelined else due
+    chosen = _chosen_streams(state, builder, now, urgent=urgent, competing=competing)
     if state.plain_rows is not None and state.plain_rows.plan(state, builder, chosen):
         return
     drafts_of_rows.choose(state, builder, chosen)
     for seq in sorted(chosen, key=lambda s: s.order):
         _plan_stream(state, builder, seq, last_step)
-    if not builder.rows and len(chosen) < len(due):
+    if not builder.rows and len(chosen) < len(due) and (now is due or last_step is None):
         # None of the chosen streams got memory. Try the others, since the step may otherwise stay
         # empty.
         for seq in due:
@@ -483,6 +485,8 @@ def _plan_background(state: State, builder: PlanBuilder, last_step: int | None) 
     foreground = cost.bound(builder.load) if builder.num_rows else 0.0
     seconds = background_seconds(foreground, 0.0, cost.least)
     due = [seq for seq in state.running_of(background=True) if _is_due(seq)]
+    if state.limits.pipelined and last_step is not None:
+        due = apart(state, due)
     builder.drafts = 0  # beside the others' rows it has none
     if due and not builder.num_rows:
         drafts_of_rows.choose(state, builder, due)

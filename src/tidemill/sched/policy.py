@@ -97,6 +97,8 @@ class Limits:
         draft_states: drafts that a step may verify; None: any number.
         lookup_answers: lookup finds drafts in recent answers of the same tenant and cache salt.
         always_draft: verify whatever is proposed, whether it pays or not.
+        pipelined: the executor computes two plans at the same time where the second takes no token
+            of the first (`sched.pipelining`).
     """
 
     max_num_seqs: int
@@ -114,6 +116,7 @@ class Limits:
     draft_states: int | None = None
     lookup_answers: bool = False
     always_draft: bool = False
+    pipelined: bool = False
 
 
 def order_key(request: EngineRequest, receipt: int, choice: int) -> OrderKey:

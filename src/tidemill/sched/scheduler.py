@@ -41,6 +41,7 @@ from tidemill.sched.constraint import Constraint
 from tidemill.sched.cost import Load, StepCost
 from tidemill.sched.history import SequenceHistory
 from tidemill.sched.memory_pressure import MemoryPressure
+from tidemill.sched.pipelining import independent
 from tidemill.sched.plan_builder import InFlightRow, PlanBuilder
 from tidemill.sched.planning import build, undo
 from tidemill.sched.policy import Limits, order_key
@@ -822,9 +823,14 @@ class Scheduler:
         of all, and a prompt's blocks can be shared only once computed. A row with drafts may get
         several tokens, and drafts are proposed after known tokens alone: a stream with a drafter is
         launched ahead only where none will be.
+
+        Where the executor computes two steps at the same time, the next one is launched at once (0)
+        if there is something to compute that needs no result.
         """
         if self.limits.depth < 2 or len(self._in_flight) != 1:
             return None
+        if self.limits.pipelined and independent(self._state):
+            return 0.0
         [step] = self._in_flight
         for in_flight in step.rows_in_flight:
             seq = in_flight.seq
