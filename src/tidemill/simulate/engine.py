@@ -14,7 +14,7 @@ from functools import partial
 from typing import cast
 
 from tidemill.contract.config import EngineConfig
-from tidemill.contract.moves import MoveReport, Tier
+from tidemill.contract.moves import MoveReport, RecordSizes, Tier
 from tidemill.contract.plan import Drafting, Row, RowResult, StepPlan, StepResult, StepTimings
 from tidemill.contract.request import EngineRequest, FinishReason
 from tidemill.contract.speculation import AUTO, DRAFT
@@ -83,6 +83,7 @@ def scheduler_of(
         snapshots=facts.snapshots,
         sliced_layers=facts.layers,
         tiers=tiers,
+        record_sizes=RecordSizes(facts.block_size * facts.kv_bytes_per_token) if tiers else None,
         listens=Tier.PEER in tiers,
     )
     config = EngineConfig(model=facts.model, served_name=facts.model, max_itl_ms=max_itl_ms)
