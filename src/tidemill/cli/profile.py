@@ -15,6 +15,7 @@ from tidemill.cli.server_client import API_KEY, SECONDS, URL, ServerClient
 
 def profile(
     model: str | None = option(None, help="Whose engine; default: the server's default model's."),
+    target: str | None = option(None, help="At a gateway: whose engine; see `tidemill ps`."),
     seconds: float = option(10.0, help="How long it is watched, at most 300."),
     trace: Path | None = option(
         None, help="Write a trace of the first steps to this file, for ui.perfetto.dev."
@@ -33,6 +34,8 @@ def profile(
     check_writable(trace=trace)
     client = ServerClient(url, api_key, seconds=seconds + SECONDS)
     body: dict[str, object] = {"seconds": seconds, "trace": trace is not None, "roofline": roofline}
+    if target is not None:
+        body["target"] = target
     if model is not None:
         body["model"] = model
     found = client.post("/admin/profile", body)

@@ -24,14 +24,17 @@ def ps(
     url: str = URL,
     api_key: str | None = API_KEY,
 ) -> None:
-    """Show what a running server has loaded."""
+    """Show what a running server has loaded, or each Tidemill target of a gateway."""
     found = ServerClient(url, api_key).get("/admin/models?memory=true")
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
     shown = [model for model in found["models"] if every or model["state"] != "unloaded"]
     rows = [HEAD, *map(_row, shown)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+    if "silent" in found:  # of a gateway
+        targets = ("target", *(model["target"] for model in shown))
+        rows = [(*row, target) for row, target in zip(rows, targets, strict=True)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = (
             f"{cell:>{width}}" if place in (2, 3, 4) else f"{cell:{width}}"
@@ -39,6 +42,8 @@ def ps(
         )
         click.echo("  ".join(cells).rstrip())
     click.echo(_summary(found, len(shown)), err=True)
+    for name, why in found.get("silent", {}).items():
+        click.echo(f"target {name} does not say: {why}", err=True)
 
 
 def load(

@@ -21,6 +21,7 @@ from tidemill.gateway.fleet import Fleet
 from tidemill.gateway.here import Own
 from tidemill.gateway.metrics import GatewayMetrics
 from tidemill.gateway.opened import LOOP
+from tidemill.gateway.operated import Operated
 from tidemill.gateway.relay import Relayed
 from tidemill.gateway.routing.health import State
 from tidemill.gateway.routing.privacy import Verdict, judge
@@ -290,6 +291,7 @@ class Gateway:
             Endpoint("GET", "/ping", self.readyz, roles=PUBLIC),
             Endpoint("GET", "/metrics", health.metrics, roles=METRICS_READERS),
             *self.facts,
+            *Operated(self.fleet).endpoints,
             *(*audit.ENDPOINTS, *identity.ENDPOINTS, *quotas.ENDPOINTS, *usage.ENDPOINTS),
             *requests.ENDPOINTS,
         )

@@ -118,7 +118,14 @@ def test_the_command_shows_it_and_writes_the_trace(
     trace = tmp_path / "t.json"
 
     def run(url: str, **given: Any) -> str:
-        flags = {"model": None, "seconds": 2.0, "trace": None, "roofline": True, "as_json": False}
+        flags = {
+            "model": None,
+            "target": None,
+            "seconds": 2.0,
+            "trace": None,
+            "roofline": True,
+            "as_json": False,
+        }
         profile(**{**flags, **given}, url=url, api_key=None)
         return capsys.readouterr().out
 
