@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check plan-check plan-memory plan-edges bench-gate wheel wheel-aarch64 sbom licences try-service clean-room clean-room-aarch64 reproducible
+.PHONY: cluster-test site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check plan-check plan-memory plan-edges bench-gate wheel wheel-aarch64 sbom licences try-service clean-room clean-room-aarch64 reproducible
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -90,6 +90,11 @@ test-deploy: test-install ## charts, manifests and container files, by Helm, Kub
 	@$(BIN)/python .ci/requirements.py test-deploy > $(VENV)/.test-deploy.txt
 	@$(SAY) "installing what checks deploy/" $(PIP) install -r $(VENV)/.test-deploy.txt
 	$(BIN)/python -m pytest tests/deploy $(PYTEST_ARGS)
+
+cluster-test: test-install ## engines on Ray: several nodes of this machine, real engines (installs Ray, 240 MB)
+	@$(BIN)/python .ci/requirements.py ray > $(VENV)/.ray.txt
+	@$(SAY) "installing Ray" $(PIP) install -r $(VENV)/.ray.txt
+	$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 site: install ## the documentation site, in build/site; a link that leads nowhere is an error
 	@$(BIN)/python .ci/requirements.py docs > $(VENV)/.docs.txt
