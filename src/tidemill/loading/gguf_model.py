@@ -16,6 +16,7 @@ from tidemill.loading.generation import GenerationDefaults, token_ids
 from tidemill.loading.gguf_rope import with_rope_factors
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor, in_file
+from tidemill.loading.mtp import Checkpoint, mtp_tensors
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import one_tensor
 from tidemill.loading.text_side import read_gguf
@@ -57,6 +58,8 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
     sources = match_tensors(spec, family.gguf.rules, shapes, family.gguf.stored)
     whole = {s.stored: one_tensor(stored[s.stored]) for s in sources.values()}
     tensors = LazyTensors.of_sources(whole, sources)
+    named = family.gguf
+    checkpoint = Checkpoint(family.spec, config, spec, named.rules, named.stored)
     return ModelFiles(
         path=file.path,
         format="gguf",
@@ -64,6 +67,7 @@ def _open(file: gguf.GgufFile) -> ModelFiles:
         spec=dataclasses.replace(spec, weights_dtype=tensors.prevailing_dtype()),
         tensors=tensors,
         sources=sources,
+        mtp=mtp_tensors(checkpoint, named.mtp, stored, sources),
         bos_token_id=next(iter(_ids(metadata, "bos_token_id", spec.vocab_size)), None),
         eos_token_ids=_end_tokens(metadata, spec.vocab_size),
         generation=GenerationDefaults(),

@@ -21,7 +21,7 @@ from tidemill.loading.heads import (
 from tidemill.loading.jsonfile import read_object, read_optional_object
 from tidemill.loading.lazy import LazyTensors
 from tidemill.loading.mapped import StoredTensor
-from tidemill.loading.mtp import mtp_tensors
+from tidemill.loading.mtp import Checkpoint, mtp_tensors
 from tidemill.loading.parts import ModelFiles
 from tidemill.loading.places import READ_TYPES, Place
 from tidemill.loading.schemes import (
@@ -172,7 +172,12 @@ def _family_files(folder: Path, published: Mapping[str, Any]) -> ModelFiles:
         sources=sources,
         head_tensors=head_tensors,
         other_parts=others,
-        mtp=mtp_tensors(family, config, spec, weights, sources),
+        mtp=mtp_tensors(
+            Checkpoint(family.spec, config, spec, family.rules, family.stored),
+            family.mtp,
+            weights,
+            sources,
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,9 @@ from tidemill.loading.places import Place
 from tidemill.loading.schemes import checked_place
 from tidemill.loading.selected import Recent, select
 from tidemill.models import tensors as names
-from tidemill.models.dense import Family
 from tidemill.models.mtp import Mtp
-from tidemill.models.naming import match_tensors
-from tidemill.models.sources import Source
+from tidemill.models.naming import Rules, match_tensors
+from tidemill.models.sources import Conventions, Source
 from tidemill.models.spec import DecoderSpec
 
 _SAMPLES, _SAMPLE = 16, 256  # pieces of a tensor that are compared, and their bytes
@@ -43,20 +42,36 @@ class MtpFiles:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint is read as.
+
+    Attributes:
+        read: its family's reading of a config.
+        config: the model's.
+        spec: the model.
+        rules, stored: names and conventions of its format.
+    """
+
+    read: Callable[[Mapping[str, Any]], DecoderSpec]
+    config: Mapping[str, Any]
+    spec: DecoderSpec
+    rules: Rules
+    stored: Conventions
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class MtpTensors:
     """The stored tensors of a checkpoint's MTP layer.
 
     Attributes:
-        family: of the model.
-        config: the model's.
-        spec: the model.
+        checkpoint: what it is read as.
+        mtp: the layout.
         stored: all weights of the checkpoint.
         embedding, output: names of the model's embedding and output matrix among them.
     """
 
-    family: Family
-    config: Mapping[str, Any]
-    spec: DecoderSpec
+    checkpoint: Checkpoint
+    mtp: Mtp
     stored: Mapping[str, StoredTensor | Place]
     embedding: str
     output: str
@@ -64,7 +79,7 @@ class MtpTensors:
     @property
     def prefix(self) -> str:
         """Of the tensors' names."""
-        return _layout(self.family).names.prefix.format(n=len(self.spec.layers))
+        return self.mtp.names.prefix.format(n=len(self.checkpoint.spec.layers))
 
     def open(self) -> MtpFiles:
         """The layer, its tensors' names and shapes checked.
@@ -73,12 +88,12 @@ class MtpTensors:
             TidemillError: MODEL_FILE naming a tensor that is missing or of another shape,
                 UNSUPPORTED for one that cannot be used.
         """
-        mtp, prefix = _layout(self.family), self.prefix
-        layout = mtp.names
-        spec = mtp.spec(self.family.spec, self.config)
+        layout, prefix = self.mtp.names, self.prefix
+        read, config = self.checkpoint.read, self.checkpoint.config
+        spec = self.mtp.spec(read, config)
         width = spec.hidden_size
         own = {n.removeprefix(prefix): t for n, t in self.stored.items() if n.startswith(prefix)}
-        plus = 1.0 if self.family.stored.norms_less_one else 0.0
+        plus = 1.0 if self.checkpoint.stored.norms_less_one else 0.0
         recent = Recent()
 
         def taken(name: str, shape: tuple[int, ...], add: float = 0.0) -> Place:
@@ -115,10 +130,9 @@ class MtpTensors:
     ) -> LazyTensors:
         shapes = {name: tensor.shape for name, tensor in block.items()}
         bare = dataclasses.replace(spec, last_norm=False)
-        sources = match_tensors(
-            bare, self.family.rules, shapes | {self.embedding: (1, spec.hidden_size)},
-            self.family.stored,
-        )  # fmt: skip
+        rules, conventions = self.checkpoint.rules, self.checkpoint.stored
+        shapes[self.embedding] = (1, spec.hidden_size)
+        sources = match_tensors(bare, rules, shapes, conventions)
         sources[names.EMBED] = Source(self.embedding, rows=slice(0, 1))
         whole = {name: checked_place(tensor) for name, tensor in block.items()}
         whole[self.embedding] = checked_place(self.stored[self.embedding])
@@ -127,30 +141,25 @@ class MtpTensors:
 
 
 def mtp_tensors(
-    family: Family,
-    config: Mapping[str, Any],
-    spec: DecoderSpec,
+    checkpoint: Checkpoint,
+    mtp: Mtp | None,
     stored: Mapping[str, StoredTensor | Place],
     sources: Mapping[str, Source],
 ) -> MtpTensors | None:
     """The MTP layer of a checkpoint; None where it has none.
 
     Args:
-        family, config, spec: of the model.
+        checkpoint: what it is read as.
+        mtp: the layout of its family's MTP layers.
         stored: its weights by their stored names.
         sources: the model's tensors.
     """
-    if family.mtp is None:
+    if mtp is None:
         return None
     embedding = sources[names.EMBED].stored
     output = sources[names.LM_HEAD].stored if names.LM_HEAD in sources else embedding
-    found = MtpTensors(family, config, spec, stored, embedding, output)
+    found = MtpTensors(checkpoint, mtp, stored, embedding, output)
     return found if any(name.startswith(found.prefix) for name in stored) else None
-
-
-def _layout(family: Family) -> Mtp:
-    assert family.mtp is not None
-    return family.mtp
 
 
 def _same(a: StoredTensor | Place, b: StoredTensor | Place) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.base.errors import model_file_error
+from tidemill.models.mtp import Mtp
 from tidemill.models.naming import Rules
 from tidemill.models.sources import AS_NAMED, Conventions
 from tidemill.models.spec import DecoderSpec
@@ -75,6 +76,7 @@ class GgufFamily:
         gating: the expert scoring rule (expert_gating_func; 1 without the key) that selects this
             family when several share an architecture; None for any.
         folding: see `Folding`; None when files state every number.
+        mtp: its layers that draft tokens; None: they are not read.
     """
 
     arch: str
@@ -93,6 +95,7 @@ class GgufFamily:
     latent: bool = False
     gating: int | None = None
     folding: Folding | None = None
+    mtp: Mtp | None = None
 
 
 def by_layer(file: GgufFile, key: str) -> list[int]:

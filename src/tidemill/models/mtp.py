@@ -62,6 +62,19 @@ APART = MtpNames(
 """Qwen's."""
 
 
+GGUF = MtpNames(
+    prefix="blk.{n}.",
+    block="",
+    layer="blk.0.",
+    embedding_norm="nextn.enorm.weight",
+    hidden_norm="nextn.hnorm.weight",
+    join="nextn.eh_proj.weight",
+    norm="nextn.shared_head_norm.weight",
+    copies=("nextn.embed_tokens.weight", "nextn.shared_head_head.weight"),
+)
+"""GGUF files'."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mtp:
     """The MTP layers of a family.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.gguf_cases import RECURRENT_CASES
 from helpers.mtp_checkpoint import MtpModel, case_of, greedy, make_mtp, reference_drafts
 from safetensors.torch import load_file, save_file
 
@@ -15,6 +17,11 @@ from tidemill.base.errors import TidemillError
 from tidemill.contract.config import EngineConfig
 from tidemill.contract.plan import DraftsWanted, LogitsWanted, NewSequence, Row, StepPlan
 from tidemill.contract.sampling import SamplingParams
+from tidemill.convert.gguf.shape import gguf_family, shape_metadata
+from tidemill.convert.gguf.tensors import to_gguf
+from tidemill.convert.gguf.writer import write_gguf
+from tidemill.convert.output import Loss, OutTensor
+from tidemill.loading import open_model
 from tidemill.worker.load import load_worker
 from tidemill.worker.needs import memory_needs
 from tidemill.worker.speculate import layer_drafter
@@ -87,6 +94,37 @@ def test_drafts_are_those_of_the_published_layer(
 
         want = reference_drafts(model, [*tokens, got[0]], 4, draw)
         assert got[1:] == want
+
+
+def test_gguf_files_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its drafts are those of the folder that the file is made of."""
+    monkeypatch.setattr(layer_drafter, "UNLIKELY", -np.inf)
+    case = next(c for c in RECURRENT_CASES if c.prefix == "Qwen3_5Text")
+    model = make_mtp(case, tmp_path / "m")
+    path = tmp_path / "m.gguf"
+    model.whole.save_pretrained(tmp_path / "whole")
+    files = open_model(tmp_path / "whole")
+    tensors = list(to_gguf(files, None, Loss()))
+    names = {"e": "enorm", "h": "hnorm", "join": "eh_proj", "norm": "shared_head_norm"}
+    for key, tensor in model.own.items():
+        values = np.float32(tensor.numpy() + (0 if key == "join" else model.plus))
+        stored = f"blk.{model.layers}.nextn.{names[key]}.weight"
+        pieces = partial(iter, [values.tobytes()])
+        tensors.append(OutTensor(stored, "F32", values.shape, values.nbytes, pieces))
+    metadata = shape_metadata(files, gguf_family(files))
+    metadata.pop("qwen35.full_attention_interval", None)
+    metadata |= {
+        "qwen35.nextn_predict_layers": 1,
+        "qwen35.attention.recurrent_layers": [
+            layer.recurrent is not None for layer in files.spec.layers
+        ],
+        "tokenizer.ggml.model": "no_vocab",
+    }
+    write_gguf(path, metadata, tensors, "")
+    tokens = np.random.default_rng(4).integers(3, 500, 30).tolist()
+    want = proposals(model, tokens, [11], dtype="float32")
+    assert proposals(model._replace(folder=path), tokens, [11], dtype="float32") == want
+    assert len(want[0.0]) == 5
 
 
 def test_it_is_counted(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tidemill.models.families.qwen_moe import GGUF_KEYS as MOE_KEYS
 from tidemill.models.families.qwen_moe import RULES as MOE_RULES
 from tidemill.models.families.qwen_moe import read_experts
 from tidemill.models.gguf_family import INNER, GgufFamily, GgufFile
-from tidemill.models.mtp import APART, Mtp
+from tidemill.models.mtp import APART, GGUF, Mtp
 from tidemill.models.multimodal import without_axes
 from tidemill.models.naming import (
     GGUF_EXPERTS,
@@ -216,6 +216,7 @@ def _gguf(arch: str, rules: Rules, keys: Mapping[str, str], **more: Any) -> Gguf
             **keys,
         },
         by_layer=frozenset({_KINDS}),
+        mtp=Mtp(GGUF, "full_attention"),
         **more,
     )
 

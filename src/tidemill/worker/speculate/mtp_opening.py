@@ -47,8 +47,9 @@ def open_mtp(config: EngineConfig, opened: Opened) -> MtpFiles:
         raise config_error(
             "speculate",
             f"--speculate mtp: {config.model} has no MTP layer: it is "
-            f"{opened.files.spec.family} in a {opened.files.format} file; folders of DeepSeek-V3, "
-            "GLM-4.5, Qwen3-Next and Qwen3.5 may have one",
+            f"{opened.files.spec.family} in the format {opened.files.format}; folders of "
+            "DeepSeek-V3, GLM-4.5, Qwen3-Next and Qwen3.5 may have one, and GGUF files of the "
+            "two latter",
         )
     with of_setting(f"the MTP layer of {config.model}"):
         return found.open()
