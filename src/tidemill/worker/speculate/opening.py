@@ -150,14 +150,9 @@ def load_medusa(config: EngineConfig, opened: Opened, runner: Runner, progress: 
     """Let Medusa heads draft for the model of a runner.
 
     Raises:
-        TidemillError: CONFIG for heads of another model, or a model with a state per sequence.
+        TidemillError: CONFIG for heads of another model, or a model that transformers runs.
     """
     spec = opened.files.spec
-    if spec.state_bytes:
-        raise config_error(
-            "speculate",
-            f"{config.model} keeps a state per sequence; Medusa heads do not draft for it",
-        )
     heads = _heads(config, spec)
     load = cast(BackendFactory, opened.module.load)
     outputs = [
@@ -198,14 +193,9 @@ def open_eagle(config: EngineConfig, spec: DecoderSpec) -> EagleFiles:
     """The EAGLE head of a configuration.
 
     Raises:
-        TidemillError: CONFIG for a head of another model, or a model with a state per sequence.
+        TidemillError: CONFIG for a head of another model, or a model that transformers runs.
     """
-    if spec.state_bytes or spec.foreign is not None:
-        raise config_error(
-            "speculate",
-            f"{config.model} keeps a state per sequence, or transformers runs it; EAGLE heads do "
-            "not draft for it",
-        )
+    _check_verifies(config, spec)
     with of_setting("the EAGLE head"):
         return read_eagle(resolve(read_setting(config.speculate).file), spec, config.model)
 
@@ -250,7 +240,15 @@ def eagle_bytes(config: EngineConfig, opened: Opened) -> tuple[int, int]:
     return files.layer_bytes + sum(bare_bytes(m, opened) for m in matrices), files.token_bytes
 
 
+def _check_verifies(config: EngineConfig, spec: DecoderSpec) -> None:
+    if spec.foreign is not None:
+        raise config_error(
+            "speculate", f"transformers runs {config.model}, so it verifies no drafts: use off"
+        )
+
+
 def _heads(config: EngineConfig, spec: DecoderSpec) -> list[Head]:
+    _check_verifies(config, spec)
     with of_setting("the Medusa heads"):
         return read_heads(resolve(read_setting(config.speculate).file), spec, config.model)
 
