@@ -9,8 +9,9 @@ is the choice alone. The oracle is this process itself, which sees all engines f
 
 Traces: `shared` (40 system prompts; an engine is replaced, and another's cache is filled by others,
 on the way), `contended` (the same without that, and clients that reach the engines another way and
-evict what these have), `skewed` (a tenth of the prompts is 40 times as long) and `uniform`. smg and
-vllm-router are found by the variables SMG and VLLM_ROUTER, the paths of their commands.
+evict what these have), `skewed` (a tenth of the prompts is 40 times as long; the others are
+counted) and `uniform`. smg and vllm-router are found by the variables SMG and VLLM_ROUTER, the
+paths of their commands.
 """
 
 from __future__ import annotations
@@ -241,6 +242,11 @@ class Request:
     messages: list[dict[str, str]]
     answer: int
 
+    @property
+    def long(self) -> bool:
+        """A prompt of `skewed` that makes others wait."""
+        return len(self.messages[-1]["content"]) > 4000 * TOKEN_BYTES
+
 
 def _text(rng: random.Random, tokens: int) -> str:
     letters = "abcdefghijklmnopqrstuvwxyz     "
@@ -251,7 +257,7 @@ def trace(kind: str, seconds: float) -> list[Request]:
     """Requests of a trace; the same ones each time."""
     rng = random.Random(f"{kind} 1")
     systems = [_text(rng, SYSTEM_TOKENS) for _ in range(SYSTEMS)]
-    rate = {"shared": 14.0, "contended": 10.0, "skewed": 6.0, "uniform": 14.0}[kind]
+    rate = {"shared": 14.0, "contended": 10.0, "skewed": 11.0, "uniform": 14.0}[kind]
     found, at = [], 0.0
     while (at := at + rng.expovariate(rate)) < seconds:
         if kind in ("shared", "contended"):
@@ -421,7 +427,8 @@ async def measure(name: str, kind: str, seconds: float) -> Run:
                 for request in requests:
                     await asyncio.sleep(began + request.at - loop.time())
                     to = url or places[id(_best(engines, request))]
-                    into = run if request.at > seconds / 4 else warm
+                    counts = request.at > seconds / 4 and not request.long
+                    into = run if counts else warm
                     tasks.append(asyncio.ensure_future(_ask(client, to, request, into)))
                 await asyncio.gather(*tasks)
             finally:
