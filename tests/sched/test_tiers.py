@@ -244,6 +244,42 @@ def test_a_damaged_state_is_computed_again(tmp_path: Path) -> None:
     assert machine.collected["b", 0].outputs[0].cached_tokens == 0
 
 
+def swap(*, snapshots: int = 0, dear: bool = False, **below: int) -> Machine:
+    """Three streams that together take more than the cache: one is preempted, and others take its
+    blocks before it is admitted again."""
+    machine = Machine(num_blocks=24, snapshots=snapshots, max_num_seqs=3, **below)
+    machine.backend.cost = lambda inputs: (1e-9 if dear else 1.0) * len(inputs.token_ids)
+    prompts = {f"r{i}": [i, *range(12)] for i in range(3)}
+    machine.submit(*(request(name, prompt, 40, explain=True) for name, prompt in prompts.items()))
+    while machine.step():  # blocks move beside the steps
+        for _ in range(8):
+            if machine.mover is not None:
+                machine.mover.work()
+    machine.run()
+    for name, prompt in prompts.items():
+        assert machine.tokens(name) == expected_tokens(prompt, 40, 97)
+    assert machine.scheduler.stats().preemptions
+    return machine
+
+
+@pytest.mark.parametrize("snapshots", [0, 4])
+def test_a_preempted_stream_is_swapped(snapshots: int) -> None:
+    machine = swap(snapshots=snapshots, ram=200)
+    stats = machine.scheduler.stats()
+    assert stats.resumed_brought_tokens > 0
+    if not snapshots:  # with states, the last that was kept decides
+        assert stats.resumed_computed_tokens < stats.resumed_brought_tokens
+    last = [machine.collected[f"r{i}", 0].terminal[0].history for i in range(3)]
+    found = [one.brought for history in last if history is not None for one in history.preemptions]
+    assert sum(found) == stats.resumed_brought_tokens
+
+
+def test_it_is_computed_again_where_that_is_cheaper() -> None:
+    for machine in (swap(), swap(ram=200, dear=True)):
+        stats = machine.scheduler.stats()
+        assert stats.resumed_brought_tokens == 0 and stats.resumed_computed_tokens > 0
+
+
 def test_a_tenant_finds_nothing_of_another(tmp_path: Path) -> None:
     machine = Machine(disk=tmp_path)
     machine.submit(request("a", range(20), 2, salt="one"))

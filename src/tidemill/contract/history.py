@@ -95,12 +95,14 @@ class Preemption(msgspec.Struct, frozen=True, array_like=True):
         cause: a `PreemptionCause`.
         computed: tokens whose blocks were given back; those still cached are found again.
         by: the engine's id of the request that it happened for; empty: none.
+        brought: of these, tokens whose blocks came back from a tier below the cache (a swap).
     """
 
     at: float
     cause: str
     computed: int
     by: str = ""
+    brought: int = 0
 
 
 class DrafterHistory(msgspec.Struct, frozen=True, array_like=True):

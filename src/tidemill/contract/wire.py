@@ -344,6 +344,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         step_seconds, compute_seconds: counters: wall time of steps; share in the backend.
         prompt_tokens, cached_tokens, generated_tokens: counters.
         preemptions: counter.
+        resumed_cached_tokens, resumed_brought_tokens, resumed_computed_tokens: counters: tokens of
+            preempted sequences that were still cached when they were admitted again, came back from
+            a tier, or had to be computed again.
         forced_tokens: counter: tokens that a constraint forced and no step sampled.
         drafted_tokens, drafts_accepted: counters: drafts verified by speculation, and those of them
             that became tokens.
@@ -375,6 +378,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    resumed_cached_tokens: int = 0
+    resumed_brought_tokens: int = 0
+    resumed_computed_tokens: int = 0
     forced_tokens: int = 0
     drafted_tokens: int = 0
     drafts_accepted: int = 0

@@ -79,6 +79,7 @@ class Load:
         emptied: `KVMemory.emptied` at its start.
         computed: another engine computes them.
         awaited: sequences may wait for it.
+        brought: blocks that have come, once it has ended.
     """
 
     load_id: int
@@ -91,6 +92,7 @@ class Load:
     emptied: int
     computed: bool = False
     awaited: bool = True
+    brought: int = 0
 
 
 class Tiers:
@@ -172,16 +174,18 @@ class Tiers:
         if Tier.DISK in self.tiers:
             self._save(key, blocks, Tier.DISK)
 
-    def state_published(self, key: BlockKey) -> None:
-        """The state at the end of a block, where one is kept, is worth more than the moment."""
+    def state_published(self, key: BlockKey, *, leaves: bool = False) -> None:
+        """The state at the end of a block, where one is kept, is worth more than the moment;
+        `leaves`: its sequence does not run any more, and others soon need its memory."""
         if not self.moves_states or self._snapshot(key) is None:
             return
         self._saved_states.add(key.digest)
         if self._announce is not None:
             for name in self._state_names(key):
                 self._announce(name.digest, True)
-        if Tier.DISK in self.tiers:
-            self._save_state(key, Tier.DISK)
+        tiers = self._own if leaves else tuple({Tier.DISK} & {*self._own})
+        if tiers:
+            self._save_state(key, *tiers)
 
     def state_evicted(self, key: BlockKey) -> None:
         """See `SnapshotWatcher`."""
@@ -448,6 +452,7 @@ class Tiers:
         whole = good == load.records
         # Blocks that hold nothing are as good as the state behind them.
         brought = load.keys[: good if self._sizes.blocks else whole * len(load.keys)]
+        load.brought = len(brought)
         for i, key in enumerate(brought):
             load.lease.publish(load.first + i, key)
             if self._announce is not None and self._sizes.blocks:

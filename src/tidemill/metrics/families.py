@@ -320,6 +320,24 @@ GROUPS: Mapping[str, tuple[Family, ...]] = {
             ("model", "miss"),
         ),
         _counter("preemptions", "Sequences preempted for lack of KV blocks", field="preemptions"),
+        _counter(
+            "resumed_cached_tokens",
+            "Tokens of preempted sequences that were still in the KV cache",
+            unit="tokens",
+            field="resumed_cached_tokens",
+        ),
+        _counter(
+            "resumed_brought_tokens",
+            "Tokens of preempted sequences that came back from a tier below the KV cache (swapped)",
+            unit="tokens",
+            field="resumed_brought_tokens",
+        ),
+        _counter(
+            "resumed_computed_tokens",
+            "Tokens of preempted sequences that were computed again",
+            unit="tokens",
+            field="resumed_computed_tokens",
+        ),
     ),
     "Speculation": (
         _counter(

@@ -158,10 +158,11 @@ class Bringing:
         ended = self.tiers.take(report, self._clock())
         if not ended:
             return []
-        ready = [seq for seq, load in self.waiting.values() if load in ended]
-        for seq in ready:
+        ready = [(seq, load) for seq, load in self.waiting.values() if load in ended]
+        for seq, load in ready:
             del self.waiting[seq.seq_id]
-        return ready
+            seq.brought += load.brought * self._memory.block_size
+        return [seq for seq, _ in ready]
 
     def drop(self, seq: Sequence) -> None:
         """A sequence has ended; unless it waits here, nothing is to be done."""

@@ -56,6 +56,12 @@ class SequenceHistory:
         if len(self.preemptions) < MAX_PREEMPTIONS:
             self.preemptions.append(Preemption(at, cause, computed, by))
 
+    def resumed(self, brought: int) -> None:
+        """It is admitted again, with so many tokens brought from tiers."""
+        if brought and len(self.preemptions) < MAX_PREEMPTIONS:
+            last = self.preemptions[-1]
+            self.preemptions[-1] = Preemption(last.at, last.cause, last.computed, last.by, brought)
+
     def verified(self, drafter: str, drafts: int, accepted: int) -> None:
         """A step verified drafts."""
         before = self.drafters.get(drafter, (0, 0))

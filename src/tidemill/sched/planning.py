@@ -514,6 +514,7 @@ def _admit(
         seq.computed = seq.planned = start
         seq.published = len(found)
         state.count_prefix_hit(seq, seq.computed)
+        state.count_resumed(seq, seq.computed)
     source = snapshots.start_snapshot(state, seq)
     state.queue_of(seq).remove(seq)
     state.start(seq)

@@ -168,6 +168,8 @@ class Sequence:
         serial: a row is planned only when the result of the one before it is known.
         fork_of: of a recurrent model: the sequence whose state its first row starts from, or -1.
         loads: loads from tiers that it has waited for since it was last admitted.
+        brought: tokens that these have brought.
+        lost: tokens that were computed when it was preempted last, until it is admitted again.
         background: it may use only what no other sequence wants.
         history: what happened to it; None: nobody asks for that.
     """
@@ -218,6 +220,8 @@ class Sequence:
     serial: bool = False
     fork_of: int = -1
     loads: int = 0
+    brought: int = 0
+    lost: int = 0
     background: bool = False
     history: SequenceHistory | None = None
 

@@ -32,6 +32,16 @@ class Line:
     queue: WaitingQueue = field(default_factory=WaitingQueue)
 
 
+@dataclass(slots=True)
+class Resumed:
+    """Tokens that preempted sequences had computed, by how they got them again: their blocks were
+    still cached, came back from tiers (a swap), or were computed again."""
+
+    cached: int = 0
+    brought: int = 0
+    computed: int = 0
+
+
 class State:
     """Running and waiting sequences, and counters over them.
 
@@ -69,6 +79,7 @@ class State:
         self.preempted_to_send: list[int] = []
         self.finished_to_send: list[int] = []
         self.preemptions = 0
+        self.resumed = Resumed()
         self.forced = 0
         self.roots = Roots()
         self.bringing: Bringing | None = None
@@ -97,7 +108,7 @@ class State:
     def start(self, seq: Sequence) -> None:
         """Move a waiting sequence to `running`."""
         seq.move_to(Status.RUNNING)
-        seq.loads = 0
+        seq.loads = seq.brought = seq.lost = 0
         self.forks.pop(seq.seq_id, None)
         insort(self.running, seq, key=lambda s: s.order)
         if seq.first_scheduled is None:
@@ -111,6 +122,17 @@ class State:
             owner.cached_tokens = min(cached, seq.prompt_len)
             self.prompt_tokens += seq.prompt_len - owner.virtual_tokens
             self.cached_tokens += owner.cached_of_prompt or 0
+
+    def count_resumed(self, seq: Sequence, start: int) -> None:
+        """Count where the tokens of a preempted sequence come from, of which `start` are there."""
+        if not seq.lost:
+            return
+        brought = min(seq.brought, start)
+        self.resumed.brought += brought
+        self.resumed.cached += start - brought
+        self.resumed.computed += max(0, seq.lost - start)
+        if seq.history is not None:
+            seq.history.resumed(brought)
 
     def blocks_promised(self) -> int:
         """Blocks (per group) that the known tokens of running sequences still need."""
@@ -270,6 +292,7 @@ class State:
         if seq.history is not None and cause is not None:
             seq.history.preempted(self.clock(), cause, seq.computed, by)
         self._keep_state(seq)
+        lost = seq.computed
         seq.lease.close()
         seq.forget_progress()
         seq.move_to(Status.PREEMPTED)
@@ -279,6 +302,7 @@ class State:
             self.preempted_to_send.append(seq.seq_id)
         if cause is not None:
             seq.preemptions += 1
+            seq.lost = lost
             self.preemptions += 1
 
     def _collapse(self, group: BeamGroup) -> Sequence:
@@ -320,7 +344,7 @@ class State:
     def _keep_state(self, seq: Sequence) -> None:
         """Of a recurrent model: the latest state of a stream that leaves is one that is kept."""
         if seq.output_snapshot is not None and self.bringing is not None:
-            self.bringing.tiers.state_published(seq.output_snapshot)
+            self.bringing.tiers.state_published(seq.output_snapshot, leaves=True)
 
     def check(self) -> None:
         """Verify the invariants.

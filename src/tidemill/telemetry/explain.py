@@ -290,6 +290,7 @@ class _Clock:
             "cause": preemption.cause,
             "computed": preemption.computed,
             "found_again": None if again is None else again.start,
+            "brought": preemption.brought,
             "by": (preemption.by or None) if self._whole else None,
             "why": PREEMPTIONS[preemption.cause],
         }
