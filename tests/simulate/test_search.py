@@ -138,6 +138,13 @@ def test_what_one_more_engine_carries() -> None:
     assert found.best is not None and found.headroom is not None
     now, more = found.headroom
     assert now >= 1.0 and more > 1.1 * now
+    # The KV cache with which it still suffices, within the step of the search.
+    best, tokens = found.best, found.cache
+    assert tokens is not None and tokens < best.candidate.cache_tokens
+    assert f"{tokens:,} suffice" in " ".join(found.sentences())
+    for share, suffices in ((1.0, True), (1 / 1.25, False)):
+        kept = best.candidate.with_cache(share * tokens / best.candidate.cache_tokens)
+        assert simulate_fleet(load(rates=(12.0,)), kept, best.engines).passed == suffices
     assert any("one more" in sentence for sentence in found.sentences())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,12 @@ def plan(
     target: float = option(0.99, help="Share of the requests that must meet --objective."),
     budget: float | None = option(None, help="USD per hour that the fleet may cost."),
     max_engines: int = option(64, help="Engines of the fleet at most."),
+    tensor_parallel: str = option(
+        "1", help="Devices that compute as one engine of the fleet: those to try, such as 1,2,4."
+    ),
+    efficiency: float = option(
+        0.8, help="By which share of their number devices together are quicker."
+    ),
     usd_per_hour: float | None = option(None, help="Price of the machine."),
     watts: float | None = option(None, help="Power of the machine under load."),
     backend: str = options.BACKEND,
@@ -124,12 +131,20 @@ def plan(
         if trace is not None or rate is not None:
             from tidemill.cli.plan_fleet import Demand, plan_fleet
 
-            demand = Demand(trace, rate, requests, target, budget, max_engines, load, json)
+            demand = Demand(
+                trace, rate, requests, target, budget, max_engines, load, json, efficiency
+            )
+            numbers = _numbers_of_devices(tensor_parallel, device, efficiency)
             places = [
                 (name or "this machine", _where(known, name, memory, usd_per_hour, watts))
                 for name in (device.split(",") if device else [None])
             ]
-            plan_fleet(demand, [(name, make_plan(config, files, at, load)) for name, at in places])
+            plans = [
+                (name, count, make_plan(config, files, replace(at, memory=count * at.memory), load))
+                for name, at in places
+                for count in numbers
+            ]
+            plan_fleet(demand, plans)
             return
         where = _where(known, device, memory, usd_per_hour, watts)
         made = make_plan(config, files, where, load)
@@ -141,6 +156,24 @@ def plan(
         print(to_json.dumps(made.as_json(), indent=2))
         return
     _print(_tables(made))
+
+
+def _numbers_of_devices(text: str, device: str | None, efficiency: float) -> list[int]:
+    from tidemill.base.errors import config_error
+
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or not 1 <= numbers[0] <= numbers[-1] <= 64:
+        raise config_error(
+            "tensor-parallel", f"--tensor-parallel takes numbers from 1 to 64, got {text!r}"
+        )
+    if numbers[-1] > 1 and device is None:
+        raise config_error("device", "--tensor-parallel needs --device: this machine is one")
+    if not 0 < efficiency <= 1:
+        raise config_error("efficiency", "--efficiency is a share: above 0, at most 1")
+    return numbers
 
 
 def _devices(path: str | None) -> dict[str, Device]:

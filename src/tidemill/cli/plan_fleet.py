@@ -29,6 +29,7 @@ class Demand:
         most: engines.
         load: lengths of the requests at `rate`, and the objectives.
         as_json: print a document.
+        efficiency: of devices that compute together.
     """
 
     trace: Path | None
@@ -39,16 +40,26 @@ class Demand:
     most: int
     load: Load
     as_json: bool
+    efficiency: float
 
 
-def plan_fleet(demand: Demand, plans: Sequence[tuple[str, Plan]]) -> None:
-    """Search, and print what was found. Exits with 1 where nothing serves the load."""
+def plan_fleet(demand: Demand, plans: Sequence[tuple[str, int, Plan]]) -> None:
+    """Search, and print what was found. Exits with 1 where nothing serves the load.
+
+    Args:
+        demand: what was asked for.
+        plans: by device, and how many of it compute together as one engine.
+    """
     from tidemill.simulate.search import Search
 
     def progress(line: str) -> None:
         print(f"simulating {line}", file=sys.stderr)
 
-    kinds = [kind for name, made in plans for kind in _kinds(name, made)]
+    kinds = [
+        kind
+        for name, devices, made in _fitting(plans)
+        for kind in _kinds(name, made, devices, demand.efficiency)
+    ]
     search = Search(
         _options(demand), kinds, budget=demand.budget, most=demand.most, progress=progress
     )
@@ -83,12 +94,20 @@ def _options(demand: Demand) -> BenchOptions:
     )
 
 
-def _kinds(name: str, made: Plan) -> list[Candidate]:
+def _fitting(plans: Sequence[tuple[str, int, Plan]]) -> list[tuple[str, int, Plan]]:
+    """Those whose model fits; of every device one must."""
+    fitting = [plan for plan in plans if plan[2].fit.fits]
+    names = {name for name, _, _ in fitting}
+    for name, _, made in plans:
+        if name not in names:
+            raise config_error("memory", f"the model does not fit on {name}: {made.fit.why}")
+    return fitting
+
+
+def _kinds(name: str, made: Plan, devices: int, efficiency: float) -> list[Candidate]:
     from tidemill.planning.fleet import candidates
     from tidemill.planning.plan import timing_of
 
-    if not made.fit.fits:
-        raise config_error("memory", f"the model does not fit on {name}: {made.fit.why}")
     timing = timing_of(made)
     if timing is None:
         raise config_error(
@@ -103,7 +122,7 @@ def _kinds(name: str, made: Plan) -> list[Candidate]:
             "usd-per-hour",
             f"--usd-per-hour: the price of {name} is not known; give one, 1 to count engines",
         )
-    return candidates(made, timing, price, name)
+    return candidates(made, timing, devices * price, name, devices, efficiency)
 
 
 def _document(found: Found) -> dict[str, Any]:
@@ -115,6 +134,9 @@ def _document(found: Found) -> dict[str, Any]:
         else {
             "device": best.candidate.name,
             "engines": best.engines,
+            "devices_per_engine": best.candidate.devices,
+            "cache_tokens": best.candidate.cache_tokens,
+            "least_cache_tokens": found.cache,
             "usd_per_hour": best.price,
             "attainment": best.attainment,
             "goodput": best.point.goodput,

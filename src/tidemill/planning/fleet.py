@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from tidemill.planning.calibrated import CalibratedTiming
 from tidemill.planning.plan import Plan
 from tidemill.planning.timing import Timing
@@ -23,23 +25,51 @@ BATCH_SHARES = (1, 4, 16)
 batches have short steps."""
 
 
-def candidates(made: Plan, timing: Timing, price: float, name: str) -> list[Candidate]:
+EFFICIENCY = 0.8
+"""Of devices that compute a model together, where nobody says it: by which share of their number
+steps get quicker."""
+
+
+def together(costs: Costs, devices: int, efficiency: float) -> tuple[Costs, float]:
+    """Costs of steps that several devices compute together, and how much quicker these are."""
+    if devices == 1:
+        return costs, 1.0
+    speed = devices * efficiency
+    note = (
+        f"Steps of {devices} devices together are taken to be {speed:.2f} times as quick as one's "
+        f"(an efficiency of {efficiency:.0%}): stated, not measured."
+    )
+    return msgspec.structs.replace(costs, notes=(*costs.notes, note)), speed
+
+
+def candidates(
+    made: Plan,
+    timing: Timing,
+    price: float,
+    name: str,
+    devices: int = 1,
+    efficiency: float = EFFICIENCY,
+) -> list[Candidate]:
     """Engines of a planned model, with all the memory that the plan has for its cache.
 
     Args:
-        made: the plan.
-        timing: of its steps.
+        made: the plan, for the memory of all devices of an engine.
+        timing: of its steps on one device.
         price: of an engine per hour.
         name: of where it runs.
+        devices: that compute together (tensor parallelism).
+        efficiency: of these.
     """
-    costs = costs_of(made, timing)
+    costs, speed = together(costs_of(made, timing), devices, efficiency)
+    name = name if devices == 1 else f"{devices} x {name}"
     found = []
     for share in BATCH_SHARES:
         most = max(1, costs.engine.max_num_seqs // share)
         if share == 1 or most > 1:
             named = name if share == 1 else f"{name}, {most} sequences at once"
             sizes = {} if share == 1 else {"max_num_seqs": most}
-            found.append(Candidate(named, costs, price, FleetOptions(sizes=sizes)))
+            fleet = FleetOptions(sizes=sizes, speed=speed)
+            found.append(Candidate(named, costs, price, fleet, devices))
     return found
 
 

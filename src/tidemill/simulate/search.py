@@ -33,6 +33,9 @@ MOST_ENGINES = 256
 _ALONE = 50  # requests sent alone, before anything else
 _ENOUGH_HEADROOM = 1.05  # a search for a load's headroom ends when its bounds differ by so much
 _MOST_HEADROOM = 8.0
+CACHE_STEP = 1.2
+"""A search for the least KV cache ends when its bounds differ by this factor."""
+_LEAST_CACHE = 1 / 64  # of an engine's: less is not looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,29 @@ class Candidate:
         costs: of its steps.
         price: of one engine per hour, in any currency.
         fleet: sizes and speed; its number of engines is ignored.
+        devices: that compute together as one engine; `price` is of all of them.
     """
 
     name: str
     costs: Costs
     price: float
     fleet: FleetOptions = field(default_factory=FleetOptions)
+    devices: int = 1
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that an engine's KV cache holds."""
+        facts = self.costs.engine
+        sizes = {"num_blocks": facts.num_blocks, "block_size": facts.block_size}
+        sizes.update((name, self.fleet.sizes[name]) for name in sizes if name in self.fleet.sizes)
+        return sizes["num_blocks"] * sizes["block_size"]
+
+    def with_cache(self, share: float) -> Candidate:
+        """This kind with so much of its KV cache."""
+        sizes = dict(self.fleet.sizes)
+        blocks = sizes.get("num_blocks", self.costs.engine.num_blocks)
+        sizes["num_blocks"] = max(1, round(blocks * share))
+        return replace(self, fleet=replace(self.fleet, sizes=sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +112,15 @@ class Found:
         out: candidate -> why it is not the answer.
         headroom: times of the load that the best fleet carries, and that it carries with one engine
             more.
+        cache: the least KV cache of an engine, in tokens, with which the best fleet still suffices,
+            within `CACHE_STEP`; None: it was not looked for.
     """
 
     best: Probe | None = None
     probes: list[Probe] = field(default_factory=list)
     out: dict[str, str] = field(default_factory=dict)
     headroom: tuple[float, float] | None = None
+    cache: int | None = None
 
     def sentences(self) -> list[str]:
         """What was found, for readers."""
@@ -120,6 +143,11 @@ class Found:
                 found.append(
                     f"They carry {now:.2f} times the load; one more, for "
                     f"{best.candidate.price:,.2f} per hour, makes that {more:.2f} times."
+                )
+            if self.cache is not None:
+                found.append(
+                    f"Of a KV cache of {best.candidate.cache_tokens:,} tokens per engine, "
+                    f"{self.cache:,} suffice."
                 )
         found += [f"{name}: {why}." for name, why in self.out.items()]
         return found
@@ -180,13 +208,14 @@ class Search:
         self.found = Found()
 
     def run(self, *, headroom: bool = True) -> Found:
-        """Search; `headroom`: also how much more the result carries, and what one more engine
-        adds."""
+        """Search; `headroom`: also how much more the result carries, what one more engine adds, and
+        how much of its KV cache it needs."""
         for candidate in self._candidates:
             self._try(candidate)
         best = self.found.best
         if headroom and best is not None:
             self.found.headroom = self._carries(best, 0), self._carries(best, 1)
+            self.found.cache = self._least_cache(best)
         return self.found
 
     # -- one candidate -----------------------------------------------------------------------
@@ -298,6 +327,23 @@ class Search:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if passes(middle) else (low, middle)
         return low
+
+    def _least_cache(self, best: Probe) -> int:
+        """Tokens of the least KV cache with which a fleet still suffices."""
+        high = 1.0  # share of its cache
+
+        def passes(share: float) -> bool:
+            candidate = best.candidate.with_cache(share)
+            self._progress(f"{best.engines} engine(s) with {share:.1%} of the KV cache")
+            return simulate_fleet(self._options, candidate, best.engines, self._policy).passed
+
+        while high > _LEAST_CACHE and passes(high / 2):
+            high /= 2
+        low = high / 2
+        while high > _LEAST_CACHE and high / low > CACHE_STEP:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if passes(middle) else (middle, high)
+        return best.candidate.with_cache(high).cache_tokens
 
 
 def _sessions(options: BenchOptions, workload: Workload, times: float) -> Iterator[Session]:
