@@ -173,6 +173,7 @@ def test_types_are_taken_in_any_case(tmp_path: Path) -> None:
         (("run", "brook", "two", "words"), 2, "in quotes"),
         (("serve", "--dtype", "f16"), 2, "auto, float32, bfloat16"),
         (("run", "brook", "hi", "--top-p", "7"), 2, "top_p"),
+        (("run", "brook", "hi", "--speculate", "mtp"), 2, "no MTP layer"),
         (("run", "brook"), 2, "the prompt is empty: standard input is no terminal"),
         (("run", "Who are you?"), 2, "name a model before it"),
         (("show", "/no/such/model"), 2, "no such file"),

@@ -61,6 +61,7 @@ def test_where_targets_are(url: str, kind: str, where: str) -> None:
         ({"targets": [{**ONE, "kind": "anthropic"}]}, "models"),
         ({"targets": [{**ONE, "key_env": "NO_SUCH_VARIABLE"}]}, "NO_SUCH_VARIABLE"),
         ({"targets": [{**ONE, "nam": 1}]}, "targets[0]: nam is no key here; did you mean name?"),
+        ({"targets": [{"url": "http://x"}]}, "targets[0]: name is missing"),
         ({"target": [ONE]}, "target is no key here; did you mean targets?"),
         ({"targets": [ONE], "routing": {"retry": 1}}, "routing: retry is no key here"),
         ({"targets": [{**ONE, "price": {"in": 1}}]}, "targets[0].price: in is no key here"),

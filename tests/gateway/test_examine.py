@@ -14,6 +14,7 @@ from helpers.scripted_target import ScriptedTarget, chat, running
 
 from tidemill.cli.main import app_of
 from tidemill.contract.gateway import PROTOCOL, interoperate
+from tidemill.gateway import examine
 from tidemill.gateway.probe import Probes
 
 
@@ -78,6 +79,14 @@ def test_what_is_wrong_is_said(
     with running(target := ScriptedTarget(chat("x"), **changes)):
         code, text = _doctor(_file(tmp_path, target, row=row, more=more))
     assert code == 1 and said in text
+
+
+@pytest.mark.parametrize(("ahead", "shown"), [(0, 0), (-1.9, 0), (-7, -5), (30, 30)])
+def test_dates_of_whole_seconds_are_no_difference_of_clocks(
+    monkeypatch: pytest.MonkeyPatch, ahead: float, shown: float
+) -> None:
+    monkeypatch.setattr(examine, "wall", lambda: 1e9 - ahead)
+    assert examine.clock_ahead(formatdate(1e9, usegmt=True)) == shown
 
 
 def test_a_target_that_is_not_there_and_engines_that_differ(tmp_path: Path) -> None:

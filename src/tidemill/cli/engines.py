@@ -61,8 +61,12 @@ def _show(found: dict[str, Any], *, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
     else:
         if "moved" in found:
-            click.echo(f"{found['moved']} running requests moved")
+            click.echo(f"{_counted(found['moved'])} moved")
         click.echo(_line(found))
+
+
+def _counted(requests: int) -> str:
+    return f"{requests} request" + ("" if requests == 1 else "s")
 
 
 def _line(one: dict[str, Any]) -> str:
@@ -70,7 +74,7 @@ def _line(one: dict[str, Any]) -> str:
     leaving = ", is being drained" if one["leaving"] else ""
     role = "" if one.get("role", "both") == "both" else f" ({one['role']})"
     where = leaving if away is None else f", {away['requests']} of them at {away['at']}"
-    return f"{one['model']}{role}: process {one['pid']}, {one['requests']} requests{where}"
+    return f"{one['model']}{role}: process {one['pid']}, {_counted(one['requests'])}{where}"
 
 
 engines = click.Group(

@@ -268,6 +268,9 @@ def _said(message: str, what: str) -> str:
     if place.startswith("["):  # of a name that the file chooses
         place = ""
     about = "".join(f"{part}: " for part in (what, place) if part)
+    missing = re.fullmatch(r"Object missing required field `(.*)`", text)
+    if missing is not None:
+        return f"{about}{missing[1]} is missing"
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", text)
     if unknown is None:
         return f"{about}{text[:1].lower()}{text[1:]}"

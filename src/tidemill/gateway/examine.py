@@ -25,6 +25,10 @@ LOOKS = 5
 """Round trips that are measured."""
 
 MAX_BYTES = 4 << 20
+
+DATE_SECONDS = 2.0
+"""As old as the date of an answer may be when it arrives."""
+
 SKEW_SECONDS = 5.0
 """By which clocks may differ: records of one request are read side by side."""
 
@@ -131,12 +135,21 @@ async def _reach(target: Target, report: Report) -> None:
         _compare_clocks(later[-1].date, report)
 
 
-def _compare_clocks(date: str, report: Report) -> None:
+def clock_ahead(date: str) -> float | None:
+    """Whole seconds by which the clock that wrote the date of an answer is ahead; None: it is no
+    date."""
     try:
-        there = parsedate_to_datetime(date).timestamp()
+        ahead = parsedate_to_datetime(date).timestamp() - wall()
     except (ValueError, TypeError):
+        return None
+    # A date is a whole second that has begun, and servers make one once a second.
+    return float(round(max(ahead, min(0.0, ahead + DATE_SECONDS))))
+
+
+def _compare_clocks(date: str, report: Report) -> None:
+    report.clock = clock_ahead(date)
+    if report.clock is None:
         return
-    report.clock = float(round(there - wall()))
     if abs(report.clock) > SKEW_SECONDS:
         way = "ahead of" if report.clock > 0 else "behind"
         report.problems.append(
