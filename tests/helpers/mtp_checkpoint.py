@@ -116,7 +116,9 @@ def with_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def reference_drafts(model: MtpModel, tokens: list[int], drafts: int, draw: Any) -> list[int]:
+def reference_drafts(
+    model: MtpModel, tokens: list[int], drafts: int, draw: Any, first: int = 0
+) -> list[int]:
     """Tokens that the MTP layer drafts behind `tokens`, in double precision.
 
     Args:
@@ -124,6 +126,7 @@ def reference_drafts(model: MtpModel, tokens: list[int], drafts: int, draw: Any)
         tokens: known ones.
         drafts: how many.
         draw: (logits float64 [vocabulary], number of the draft) -> token.
+        first: position from which on the layer has read.
     """
     import torch
 
@@ -142,10 +145,15 @@ def reference_drafts(model: MtpModel, tokens: list[int], drafts: int, draw: Any)
 
     found: list[int] = []
     with torch.no_grad():
-        states = _final(whole, model.layers, tokens)[:-1]  # of the last token nothing is computed
+        states = _final(whole, model.layers, tokens)[
+            first:-1
+        ]  # of the last token nothing is computed
         for number in range(drafts):
             known = torch.tensor([*tokens, *found])
-            both = [normed(decoder.embed_tokens(known[1:]), own["e"]), normed(states, own["h"])]
+            both = [
+                normed(decoder.embed_tokens(known[first + 1 :]), own["e"]),
+                normed(states, own["h"]),
+            ]
             x = (torch.cat(both, -1) @ own["join"].T)[None]
             positions, mask = rest(x.shape[1])
             y = decoder.layers[model.layers](

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,29 +40,40 @@ def config(folder: Path, **more: Any) -> EngineConfig:
 def proposals(
     model: MtpModel, tokens: list[int], cuts: list[int], first: int = 0, **more: Any
 ) -> dict[float, list[int]]:
-    """By temperature, what is drafted behind tokens that are computed in chunks, of four."""
+    """By temperature, what is sampled behind tokens that are computed in chunks, and four drafts.
+
+    Args:
+        model: it.
+        tokens: a prompt.
+        cuts: where chunks end, the last one excepted.
+        first: begin with so many tokens that another sequence's blocks hold.
+        more: of the engine's config.
+    """
     worker = load_worker(config(model.folder, **more))
     runner = worker.runner
-    found = {}
-    for i, temperature in enumerate((0.0, 1.0)):
-        blocks = tuple(range(4 * i, 4 * i + 4))
+    groups = len(runner.backend.spec.cache_groups())
+    found: dict[float, list[int]] = {}
+    ways = [(0, 0.0), (4, 1.0)] if not first else [(0, 0.0), (0, 1.0)]
+    steps = 0
+    for i, (block, temperature) in enumerate(ways):
         new = NewSequence(
             seq_id=i, request_id="", choice=0, token_ids=tuple(tokens), prompt_len=len(tokens),
             sampling=SamplingParams(temperature=temperature, seed=5), drafters=("mtp",),
         )  # fmt: skip
-        at = 0
-        for cut in [*cuts, len(tokens)]:
+        begin = at = first if i else 0
+        for cut in [*(cut for cut in cuts if cut > at), len(tokens)]:
             last = cut == len(tokens)
             row = Row(
                 seq_id=i,
                 start=at,
                 count=cut - at,
-                new_blocks=() if at else (blocks,) * len(runner.backend.spec.cache_groups()),
+                new_blocks=() if at > begin else (tuple(range(block, block + 4)),) * groups,
                 logits=LogitsWanted.LAST if last else LogitsWanted.NONE,
                 sample=last,
                 drafts_wanted=(DraftsWanted("mtp", 4),) if last else (),
             )
-            plan = StepPlan(step_id=100 * i + at + 1, rows=(row,), new=() if at else (new,))
+            steps += 1
+            plan = StepPlan(step_id=steps, rows=(row,), new=() if at > begin else (new,))
             (result,) = runner.submit(plan).result().rows
             at = cut
         found[temperature] = [*result.token_ids, *result.draft_token_ids]
@@ -69,31 +81,57 @@ def proposals(
     return found
 
 
-CASES = [
-    *(("Glm4Moe", 0), ("Glm4Moe", 1), ("DeepseekV3", 0), ("DeepseekV3", 1)),
-    *(("Qwen3Next", 1), ("Qwen3_5Text", 1), ("Qwen3_5MoeText", 1)),
-]
+def drawn(temperature: float, first: int) -> Callable[[np.ndarray, int], int]:
+    """How a token is drawn behind `first` known ones."""
+
+    def draw(logits: np.ndarray, i: int) -> int:
+        if not temperature:
+            return greedy(logits, i)
+        weights = np.exp(logits - logits.max()).astype(np.float32)
+        return race(np.arange(len(logits)), weights, RandomKey(5, 0, first + i))
+
+    return draw
 
 
-@pytest.mark.parametrize(("prefix", "number"), CASES)
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize(
+    ("backend", "prefix", "number"),
+    [
+        ("native", "Glm4Moe", 0),
+        ("native", "Glm4Moe", 1),
+        ("native", "DeepseekV3", 0),
+        ("native", "DeepseekV3", 1),
+        ("native", "Qwen3Next", 1),
+        ("native", "Qwen3_5Text", 1),
+        ("native", "Qwen3_5MoeText", 1),
+        ("torch", "Glm4Moe", 0),
+        ("torch", "DeepseekV3", 1),
+        ("torch", "Qwen3Next", 1),
+    ],
+)
 def test_drafts_are_those_of_the_published_layer(
-    prefix: str, number: int, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, prefix: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer_drafter, "UNLIKELY", -np.inf)
     model = make_mtp(case_of(prefix, number), tmp_path)
     tokens = np.random.default_rng(3).integers(3, 500, 37).tolist()
     found = proposals(model, tokens, [3, 20, 21], backend=backend, dtype="float32")
     for temperature, got in found.items():
-
-        def draw(logits: np.ndarray, i: int, hot: float = temperature) -> int:
-            if not hot:
-                return greedy(logits, i)
-            weights = np.exp(logits - logits.max()).astype(np.float32)
-            return race(np.arange(len(logits)), weights, RandomKey(5, 0, 38 + i))
-
-        want = reference_drafts(model, [*tokens, got[0]], 4, draw)
+        want = reference_drafts(model, [*tokens, got[0]], 4, drawn(temperature, 38))
         assert got[1:] == want
+
+
+def test_tokens_that_it_missed_are_not_attended_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_drafter, "UNLIKELY", -np.inf)
+    model = make_mtp(case_of("Glm4Moe", 0), tmp_path)
+    tokens = np.random.default_rng(3).integers(3, 500, 37).tolist()
+    got = proposals(model, tokens, [20], first=16, dtype="float32")[1.0]
+    draw = drawn(1.0, 38)
+    want, whole = (
+        reference_drafts(model, [*tokens, got[0]], 4, draw, first=first) for first in (16, 0)
+    )
+    assert got[1:] == want != whole
 
 
 def test_gguf_files_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
