@@ -54,6 +54,7 @@ def gateway(
     from tidemill.server.access.limits import Limits
     from tidemill.server.access.stored import StoredKeys
     from tidemill.server.transport.listen import bind
+    from tidemill.server.transport.systemd import ServiceManager
     from tidemill.store.location import DATABASE_VARIABLE, location_of
     from tidemill.telemetry.otel_options import otel_options
 
@@ -98,6 +99,7 @@ def gateway(
         file=config,
         otel=otel_options(otel, otel_protocol, otel_sample, False, os.environ),
     )
-    code = serve(made, bind(host, port), say=say_line)
+    listener = ServiceManager.of(os.environ).listener or bind(host, port)
+    code = serve(made, listener, say=say_line)
     if code:
         sys.exit(code)

@@ -1,4 +1,8 @@
-"""A server as a child process: started, watched, started again when it ends, told to reload."""
+"""A server as a child process: started, watched, started again when it ends, told to reload.
+
+The socket of a gateway is the parent's, so that connections wait while the gateway is started
+again. An engine has its own: its connections are to be refused, so that gateways ask another one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from typing import IO
 
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
-from tidemill.cluster.placement import Phase, ProcessSpec
+from tidemill.cluster.placement import GATEWAY, Phase, ProcessSpec
 
 log = get_logger(__name__)
 
@@ -28,6 +32,7 @@ WELL_SECONDS = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds before a child that ended is started again: doubled each time."""
 
+BACKLOG = 2048
 PORTS = 64
 """How many ports are tried from the first on."""
 
@@ -47,6 +52,7 @@ class Process:
         self._host = spec.host or host
         self._reached = host if self._host in ("0.0.0.0", "::") else self._host
         self._port = 0
+        self._listener: socket.socket | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="tidemill-cluster-"))
         self._child: subprocess.Popen[str] | None = None
         self._ready = False
@@ -86,6 +92,9 @@ class Process:
         child = self._child
         if child is not None and child.poll() is None:
             child.send_signal(signal.SIGTERM)
+        if self._listener is not None:
+            self._listener.close()
+        if child is not None:
             try:
                 child.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -115,17 +124,26 @@ class Process:
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     def _spawn(self) -> subprocess.Popen[str]:
-        if not self._port or self._exits:
-            self._port = _free_port(self._host, self._port or self.spec.port)
+        if self._listener is None and (not self._port or self._exits):
+            one = _bound(self._host, self._port or self.spec.port)
+            self._port = one.getsockname()[1]
+            if self.spec.kind == GATEWAY:
+                one.listen(BACKLOG)
+                self._listener = one
+            else:
+                one.close()
+        descriptor = None if self._listener is None else self._listener.fileno()
         known = {"host": self._host, "port": str(self._port), "files": str(self._folder)}
         arguments = [_filled(one, known) for one in self.spec.arguments]
-        command = [sys.executable, "-m", "tidemill.cluster.child", str(os.getpid()), *arguments]
+        parent = [str(os.getpid()), "-" if descriptor is None else str(descriptor)]
+        command = [sys.executable, "-m", "tidemill.cluster.child", *parent, *arguments]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEMILL_")}
         environment |= _home() | self.spec.env
         self._lines.clear()
         self._child = subprocess.Popen(
             command,
             env=environment,
+            pass_fds=() if descriptor is None else (descriptor,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -199,17 +217,18 @@ def _filled(text: str, known: dict[str, str]) -> str:
     return text
 
 
-def _free_port(host: str, first: int) -> int:
-    """A port that nobody listens on: the first from `first` on, or any."""
+def _bound(host: str, first: int) -> socket.socket:
+    """A socket on a port that nobody listens on: the first from `first` on, or any."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in range(first, first + PORTS) if first else (0,):
-        with socket.socket(family) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                one.bind((host, port))
-            except OSError:
-                continue
-            return int(one.getsockname()[1])
+        one = socket.socket(family)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((host, port))
+        except OSError:
+            one.close()
+            continue
+        return one
     raise OSError(f"no port from {first} to {first + PORTS - 1} is free on {host}")
 
 
