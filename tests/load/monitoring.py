@@ -81,7 +81,7 @@ FIRES: Mapping[str, Mapping[str, str]] = {
 # Of features that this server has not used.
 _UNUSED = re.compile(
     r"drafter|draft|speculation|adapter_|version_|rollout|shadow|quota|cost|preemptions|database|gateway|energy|carbon|"
-    r"usage_records|requests_refused|engine_restarts|status=~\"5"
+    r"usage_records|requests_refused|engine_restarts|brought_seconds|status=~\"5"
 )
 
 
@@ -199,7 +199,15 @@ def main() -> None:
         dashboards(folder, ttft=5.0, itl=0.5, runbooks="")
         promtool("check", "config", str(folder / "prometheus.yml"))
         check_alerts(folder)
-        with RealServer("--database", "none", "--metrics-aliases", "vllm") as server:
+        flags = (
+            "--database",
+            "none",
+            "--metrics-aliases",
+            "vllm",
+            "--kv-disk",
+            f"{folder}/kv:64MiB",
+        )
+        with RealServer(*flags) as server:
             parent = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
             with prometheus(folder, server.url.removeprefix("http://")) as http:
                 for i in range(8):
