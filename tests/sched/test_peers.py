@@ -120,7 +120,7 @@ class Fetch:
         at = self.taken + len(self._arrived)
         data = None
         for _ in range(100):
-            data, _ = server.outbox.take(self.names[at][0], 0.0)
+            data = server.outbox.take(self.names[at][0], 0.0)
             if data is not None or not mover.work():
                 break
         self._asked = False
@@ -128,12 +128,19 @@ class Fetch:
             self.ended = True
         else:
             self._arrived.append(bytearray(data))
+            server.outbox.free(data)
 
     def take(self) -> bytearray | None:
         if not self._arrived:
             return None
         self.taken += 1
         return self._arrived.pop(0)
+
+    def confirm(self) -> bool:
+        return True
+
+    def give_back(self) -> None:
+        """Nothing is shared."""
 
     def cancel(self) -> None:
         self.ended = True

@@ -15,6 +15,8 @@ import pytest
 
 from tidemill.contract.moves import Name
 from tidemill.transfer import peers as peers_module
+from tidemill.transfer import serving as serving_module
+from tidemill.transfer.arena import AVAILABLE
 from tidemill.transfer.link import Link, LinkError, Role, accept, connect, key_of
 from tidemill.transfer.listener import Listener
 from tidemill.transfer.messages import Announce, Block, Get, Open, Opened
@@ -26,6 +28,7 @@ KEY = key_of("a secret of these tests")
 OTHER = key_of("another secret of them")
 MODEL = b"m" * 32
 SIZE = 4096
+SHARES = [False, True] if AVAILABLE else [False]
 
 
 def name_of(number: int) -> Name:
@@ -64,16 +67,21 @@ def peers(*addresses: str, key: bytes = KEY, model: bytes = MODEL) -> Iterator[P
 
 
 @contextmanager
-def serving(count: int) -> Iterator[tuple[BlockServer, str]]:
+def serving(count: int, *, shares: bool = False) -> Iterator[tuple[BlockServer, str]]:
     """An engine with `count` blocks, which come into the outbox at once."""
 
     def bring(names: tuple[Name, ...]) -> None:
         for name in names:
-            there = int(name[2]) < count
-            server.outbox.put(name[0], data_of(int(name[2])) if there else None)
+            if int(name[2]) < count:
+                copy = server.outbox.buffer()
+                copy[:] = data_of(int(name[2]))
+                server.outbox.put(name[0], copy)
+            else:
+                server.outbox.put(name[0], None)
 
     server = BlockServer(MODEL, SIZE, crc32, bring)
     listener = Listener("127.0.0.1:0", KEY, server.serve)
+    server.local = listener.local if shares else ""
     for number in range(count):
         server.announced.note(name_of(number)[0], there=True)
     try:
@@ -83,13 +91,16 @@ def serving(count: int) -> Iterator[tuple[BlockServer, str]]:
         server.close()
 
 
-def test_blocks_arrive_in_their_order() -> None:
+@pytest.mark.parametrize("shares", SHARES)
+def test_blocks_arrive_in_their_order(*, shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_module, "LENT_BYTES", 5 * SIZE)
     names = [name_of(i) for i in range(700)]
-    with serving(700) as (server, address), peers(address) as found:
+    with serving(700, shares=shares) as (server, address), peers(address) as found:
         eventually(lambda: all(found.has(name[0]) for name in names))
         fetch = found.fetch(names)
         assert fetch is not None
         assert all_of(fetch) == [data_of(i) for i in range(700)]
+        fetch.cancel()
         eventually(lambda: server.outbox.held_bytes == 0)
 
 
@@ -101,8 +112,9 @@ def test_what_is_evicted_is_not_known_any_more() -> None:
         assert found.has(name_of(1)[0])
 
 
-def test_a_block_that_is_gone_ends_a_fetch() -> None:
-    with serving(3) as (server, address), peers(address) as found:
+@pytest.mark.parametrize("shares", SHARES)
+def test_a_block_that_is_gone_ends_a_fetch(*, shares: bool) -> None:
+    with serving(3, shares=shares) as (server, address), peers(address) as found:
         server.announced.note(name_of(5)[0], there=True)  # it is not there
         eventually(lambda: found.has(name_of(5)[0]))
         fetch = found.fetch([name_of(1), name_of(5), name_of(2)])
@@ -111,9 +123,12 @@ def test_a_block_that_is_gone_ends_a_fetch() -> None:
         assert fetch is not None and all_of(fetch) == [data_of(2)]
 
 
-def test_a_fetch_that_is_cancelled_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shares", SHARES)
+def test_a_fetch_that_is_cancelled_leaves_nothing(
+    *, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peers_module, "WINDOW_BYTES", 2 * SIZE)
-    with serving(700) as (server, address), peers(address) as found:
+    with serving(700, shares=shares) as (server, address), peers(address) as found:
         eventually(lambda: found.has(name_of(699)[0]))
         fetch = found.fetch([name_of(i) for i in range(700)])
         assert fetch is not None

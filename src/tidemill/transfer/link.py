@@ -12,8 +12,10 @@ import contextlib
 import hmac
 import os
 import secrets
+import select
 import socket
 import struct
+import threading
 from collections.abc import Iterable
 from enum import StrEnum
 from hashlib import blake2b
@@ -72,7 +74,7 @@ def key_from_environment() -> bytes | None:
 
 class Link:
     """One side of a connection; made by `connect` and `accept`. Not for several threads, but
-    `close`.
+    `send` and `close`.
 
     Args:
         found: a connected socket.
@@ -91,7 +93,8 @@ class Link:
         self._socket = found
         self.most_bytes = MAX_MESSAGE_BYTES
         opener = role is not None
-        found.settimeout(HANDSHAKE_SECONDS)
+        found.settimeout(None)
+        self.set_timeout(HANDSHAKE_SECONDS)
         if found.family in (socket.AF_INET, socket.AF_INET6):
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         own = secrets.token_bytes(32)
@@ -121,15 +124,17 @@ class Link:
         self._send_key = blake2b(mine + nonces, key=key).digest()
         self._receive_key = blake2b(theirs + nonces, key=key).digest()
         self._sent = self._received = 0
+        self._sending = threading.Lock()
 
     def send(
         self, message: msgspec.Struct, blocks: Iterable[bytes | bytearray | memoryview] = ()
     ) -> None:
         """Send a message, and behind it bytes of blocks."""
         body = msgspec.msgpack.encode(message)
-        code = _code(self._send_key, self._sent.to_bytes(8, "little"), body)
-        self._sent += 1
-        self._write([_LENGTH.pack(len(body)) + code + body, *blocks])
+        with self._sending:
+            code = _code(self._send_key, self._sent.to_bytes(8, "little"), body)
+            self._sent += 1
+            self._write([_LENGTH.pack(len(body)) + code + body, *blocks])
 
     def receive(self, kind: type[Message]) -> Message:
         """The next message.
@@ -155,14 +160,53 @@ class Link:
         """The next bytes of a block."""
         rest = memoryview(out)
         while rest:
-            count = self._socket.recv_into(rest)
+            try:
+                count = self._socket.recv_into(rest, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                raise TimeoutError("nothing has come for too long") from None
             if not count:
                 raise LinkError("the connection has ended")
             rest = rest[count:]
 
+    def send_file(self, fd: int) -> None:
+        """Give the other side, which must be on this machine, an open file."""
+        socket.send_fds(self._socket, [b"f"], [fd])
+
+    def receive_file(self) -> int:
+        """What the other side gives with `send_file`.
+
+        Raises:
+            LinkError: it gives none.
+        """
+        said, files, _, _ = socket.recv_fds(self._socket, 1, 1)
+        if said != b"f" or len(files) != 1:
+            for fd in files:
+                os.close(fd)
+            raise LinkError("it shares no memory")
+        return files[0]
+
+    @property
+    def is_local(self) -> bool:
+        """The other side is a process of this machine."""
+        return self._socket.family == getattr(socket, "AF_UNIX", None)
+
+    @property
+    def is_open(self) -> bool:
+        """Neither side has ended the connection. Of a local one it is known at once."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLRDHUP)
+        except (OSError, ValueError):
+            return False
+        return not poll.poll(0)
+
     def set_timeout(self, seconds: float | None) -> None:
-        """How long the other side may be silent."""
-        self._socket.settimeout(seconds)
+        """How long the other side may be silent, or read nothing."""
+        # The system's own timeouts: a whole block is then one call. None is none there, too.
+        whole = int(seconds or 0)
+        span = struct.pack("@ll", whole, int(((seconds or 0) - whole) * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, span)
 
     def watch_peer(self, seconds: int) -> None:
         """End the connection when the other side's machine has answered nothing for so long, also
@@ -191,8 +235,11 @@ class Link:
         return bytes(out)
 
     def _write(self, parts: list[bytes | bytearray | memoryview]) -> None:
-        for part in parts:
-            self._socket.sendall(part)
+        try:
+            for part in parts:
+                self._socket.sendall(part)
+        except BlockingIOError:
+            raise TimeoutError("nothing was read for too long") from None
 
 
 def connect(address: str, key: bytes, role: Role) -> Link:
@@ -208,6 +255,26 @@ def connect(address: str, key: bytes, role: Role) -> Link:
     """
     host, port = host_and_port(address)
     return _made(socket.create_connection((host, port), HANDSHAKE_SECONDS), key, role)
+
+
+def connect_locally(name: str, key: bytes, role: Role) -> Link:
+    """As `connect`, to an engine of this machine.
+
+    Args:
+        name: of its socket, in the abstract namespace.
+        key, role: as for `connect`.
+
+    Raises:
+        LinkError, OSError: there is none of this name.
+    """
+    found = socket.socket(socket.AF_UNIX)
+    try:
+        found.settimeout(HANDSHAKE_SECONDS)
+        found.connect("\0" + name)
+    except BaseException:
+        found.close()
+        raise
+    return _made(found, key, role)
 
 
 def accept(found: socket.socket, key: bytes) -> Link:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import threading
 from collections.abc import Callable
 
 from tidemill.base.log import get_logger
+from tidemill.transfer.arena import AVAILABLE
 from tidemill.transfer.link import Link, LinkError, accept, host_and_port
 
 _log = get_logger(__name__)
@@ -26,6 +28,8 @@ class Listener:
 
     Attributes:
         address: where it listens.
+        local: name of its socket for processes of this machine (`link.connect_locally`); empty:
+            there is none.
 
     Raises:
         OSError, ValueError: it cannot listen there.
@@ -40,20 +44,33 @@ class Listener:
         self._key = key
         self._on_link = on_link
         self._unproven = threading.Semaphore(MAX_UNPROVEN)
-        self._thread = threading.Thread(target=self._run, name="tidemill-kv-listen", daemon=True)
-        self._thread.start()
+        self.local, sockets = "", [self._socket]
+        if AVAILABLE:
+            self.local = f"tidemill-kv-{secrets.token_hex(16)}"
+            sockets.append(socket.socket(socket.AF_UNIX))
+            sockets[1].bind("\0" + self.local)
+            sockets[1].listen(64)
+        self._sockets = sockets
+        self._threads = [
+            threading.Thread(target=self._run, args=(one,), name="tidemill-kv-listen", daemon=True)
+            for one in sockets
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Listen no more."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join(5)
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        for thread in self._threads:
+            thread.join(5)
 
-    def _run(self) -> None:
+    def _run(self, listening: socket.socket) -> None:
         while True:
             try:
-                found, address = self._socket.accept()
+                found, address = listening.accept()
             except OSError:
                 return
             if not self._unproven.acquire(blocking=False):
@@ -63,11 +80,12 @@ class Listener:
                 target=self._handshake, args=(found, address), name="tidemill-kv-proof", daemon=True
             ).start()
 
-    def _handshake(self, found: socket.socket, address: tuple[object, ...]) -> None:
+    def _handshake(self, found: socket.socket, address: tuple[object, ...] | str) -> None:
         try:
             link = accept(found, self._key)
         except (LinkError, OSError) as error:
-            _log.warning("a connection from %s is not let in: %s", address[0], error)
+            where = address[0] if address else "this machine"
+            _log.warning("a connection from %s is not let in: %s", where, error)
             return
         finally:
             self._unproven.release()

@@ -23,9 +23,18 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):
-    """The answer; `refused`: why not, or empty."""
+    """The answer.
+
+    Attributes:
+        refused: why not, or empty.
+        local: name of a socket where processes of the same machine get blocks in shared memory;
+            empty: there is none.
+        shares: a file follows (`Link.send_file`), in which blocks lie (`transfer.arena`).
+    """
 
     refused: str = ""
+    local: str = ""
+    shares: bool = False
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True):
@@ -50,10 +59,13 @@ class Get(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         names: in the order of the sequence.
         prompt: what the engine does not have of it, it computes; None: it has them.
+        taken: nothing is asked for: so many further blocks of the shared memory were read, in the
+            order in which they were sent.
     """
 
     names: tuple[Name, ...]
     prompt: PrefillPrompt | None = None
+    taken: int = 0
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -64,8 +76,10 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
         header: see above.
         later: without a header: it is still being computed; this says that the engine is there.
         waited: it was not there when the block before was sent.
+        slot: where its bytes are in the shared memory; -1: they follow.
     """
 
     header: bytes = b""
     later: bool = False
     waited: bool = False
+    slot: int = -1

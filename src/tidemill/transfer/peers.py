@@ -8,6 +8,7 @@ computed. Nothing here waits for a peer but these threads.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,8 +17,10 @@ from typing import NamedTuple
 from tidemill.base.clock import monotonic
 from tidemill.base.log import get_logger
 from tidemill.contract.moves import Name, PeerLoad, RemotePrefill
-from tidemill.transfer.link import Link, LinkError, Role, connect
+from tidemill.transfer.arena import AVAILABLE, opened
+from tidemill.transfer.link import Link, LinkError, Role, connect, connect_locally
 from tidemill.transfer.messages import MAX_NAMES, Announce, Block, Get, Open, Opened
+from tidemill.transfer.outbox import Buffer
 from tidemill.transfer.record import Damaged, checksum_in, header
 
 _log = get_logger(__name__)
@@ -51,12 +54,27 @@ NO_PREFILL_SECONDS = 10.0
 
 
 class Arrived(NamedTuple):
-    """A block as it came: what its checksum must be, its bytes, and whether the peer had to compute
-    it first."""
+    """A block as it came.
+
+    Attributes:
+        checksum: what that of its bytes must be.
+        data: its bytes.
+        waited: the peer had to compute it first.
+        link: they lie in the peer's memory, which it writes again once this is told that they were
+            read, or has ended; None: they are this process's.
+    """
 
     checksum: int
-    data: bytearray
+    data: Buffer
     waited: bool = False
+    link: Link | None = None
+
+
+class _Channel(NamedTuple):
+    """A connection for blocks, and the memory that both sides share."""
+
+    link: Link
+    slots: Sequence[memoryview] = ()
 
 
 class Fetch:
@@ -71,7 +89,7 @@ class Fetch:
         ended: nothing more will arrive.
         taken: blocks that `take` has returned.
         waited: the last one of these was computed first.
-        link: of `prefill`, while it is open.
+        link: that it comes over, while it does.
     """
 
     def __init__(
@@ -84,7 +102,7 @@ class Fetch:
         self.taken = 0
         self.waited = False
         self.link: Link | None = None
-        self._lent: bytearray | None = None
+        self._lent: Arrived | None = None
         self._peer = peer
         self._moved = self.begun  # when it last got on
         self._arrived: deque[Arrived] = deque()
@@ -105,7 +123,7 @@ class Fetch:
             self.cancel()
         return bool(self._arrived) or self.ended
 
-    def take(self) -> bytearray | None:
+    def take(self) -> Buffer | None:
         """The next block's bytes, until the next call, if they are what the peer says; None: it
         does not come."""
         self.give_back()
@@ -115,14 +133,20 @@ class Fetch:
             self._changed.notify_all()
         if found is None:
             return None
-        if self._peer.checksum(found.data) != found.checksum:
-            self._peer.distrust("its checksum does not match its bytes")
+        self._lent = found
+        good = self._peer.checksum(found.data) == found.checksum
+        if not (self.confirm() and good):
+            if self.confirm():
+                self._peer.distrust("its checksum does not match its bytes")
             self.cancel()
             return None
         self.taken += 1
         self.waited = found.waited
-        self._lent = found.data
         return found.data
+
+    def confirm(self) -> bool:
+        """What was read of what `take` returned is what was sent; False: it may be another's."""
+        return self._lent is None or self._lent.link is None or self._lent.link.is_open
 
     def give_back(self) -> None:
         """What `take` returned is not read any more."""
@@ -135,9 +159,11 @@ class Fetch:
         self.give_back()
         with self._changed:
             self.ended = True
-            self._arrived.clear()
+            unread, self._arrived = self._arrived, deque()
             self._changed.notify_all()
         self._peer.drop(self)
+        for block in unread:
+            self._peer.free(block)
 
     def put(self, block: Arrived, most: int) -> bool:
         """A block has arrived; waits while there are `most`. False: it is not wanted any more."""
@@ -180,7 +206,7 @@ class Peer:
         key: bytes,
         identity: bytes,
         nbytes: int,
-        checksum: Callable[[bytearray], int],
+        checksum: Callable[[Buffer], int],
         wake: Callable[[], None],
     ) -> None:
         self.address = address
@@ -196,7 +222,8 @@ class Peer:
         self._changed = threading.Condition()
         self._closing = False
         self._watching: Link | None = None
-        self._fetching: Link | None = None
+        self._fetching: _Channel | None = None
+        self._local = ""  # where it shares memory with processes of its machine
         self._said = ""
         self._free: list[bytearray] = []  # their pages are there already
         for run in (self._watch, self._fetch):
@@ -241,11 +268,15 @@ class Peer:
                 self.address,
             )
 
-    def free(self, buffer: bytearray) -> None:
+    def free(self, block: Arrived) -> None:
         """A block's memory is not read any more."""
-        with self._changed:
-            if len(self._free) < SPARE_BUFFERS:
-                self._free.append(buffer)
+        if block.link is not None:
+            with contextlib.suppress(OSError):
+                block.link.send(Get((), taken=1))
+        elif isinstance(block.data, bytearray):
+            with self._changed:
+                if len(self._free) < SPARE_BUFFERS:
+                    self._free.append(block.data)
 
     def distrust(self, why: str) -> None:
         """It sent something damaged."""
@@ -259,13 +290,10 @@ class Peer:
     def drop(self, fetch: Fetch) -> None:
         """A fetch was cancelled: what comes of it is not read any more."""
         with self._changed:
-            if fetch.prefill is not None:
-                if fetch.link is not None:
-                    fetch.link.close()
-            elif fetch in self._fetches:
+            if fetch in self._fetches:
                 self._fetches.remove(fetch)
-            elif self._fetching is not None:
-                self._fetching.close()  # cheaper than to read what nobody wants
+            elif fetch.link is not None:
+                fetch.link.close()  # cheaper than to read what nobody wants
         self._wake()
 
     def close(self) -> None:
@@ -274,27 +302,42 @@ class Peer:
             self._closing = True
             self._changed.notify_all()
             computed = [fetch.link for fetch in self._prefills]
-            for link in (self._watching, self._fetching, *computed):
+            fetching = None if self._fetching is None else self._fetching.link
+            for link in (self._watching, fetching, *computed):
                 if link is not None:
                     link.close()
 
-    def _open(self, role: Role) -> Link:
-        link = connect(self.address, self._key, role)
+    def _open(self, role: Role) -> _Channel:
+        """Connect, over shared memory where both are on one machine."""
+        if role is Role.FETCH and self._local:
+            try:
+                return self._opened(connect_locally(self._local, self._key, role))
+            except (LinkError, OSError) as error:
+                self._local = ""  # until it is reached anew
+                _log.debug("no memory is shared with the peer %s: %s", self.address, error)
+        return self._opened(connect(self.address, self._key, role))
+
+    def _opened(self, link: Link) -> _Channel:
         try:
             link.send(Open(self._identity, self._nbytes))
-            if refused := link.receive(Opened).refused:
-                raise LinkError(refused)
+            found = link.receive(Opened)
+            if found.refused:
+                raise LinkError(found.refused)
+            if link.role is Role.WATCH:
+                self._local = found.local if AVAILABLE else ""
+            link.set_timeout(SILENCE_SECONDS if link.role is Role.WATCH else BLOCK_SECONDS)
+            if not (found.shares and link.is_local):
+                return _Channel(link)
+            return _Channel(link, opened(link.receive_file(), self._nbytes))
         except BaseException:
             link.close()
             raise
-        link.set_timeout(SILENCE_SECONDS)
-        return link
 
     def _watch(self) -> None:
         failures = 0
         while not self._closing:
             try:
-                self._watching = link = self._open(Role.WATCH)
+                self._watching = link = self._open(Role.WATCH).link
                 try:
                     self._say("is reached")
                     failures = 0
@@ -345,19 +388,15 @@ class Peer:
 
     def _let_go(self) -> None:
         if self._fetching is not None:
-            self._fetching.close()
+            self._fetching.link.close()
             self._fetching = None
 
     def _receive_computed(self, fetch: Fetch) -> None:
-        """Receive the blocks of a prompt that the peer computes."""
+        """Receive the blocks of a prompt that the peer computes. The connection is open until they
+        have been read (`drop`)."""
         try:
-            link = self._open(Role.FETCH)
-            with self._changed:
-                fetch.link = link
-                if fetch.ended or self._closing:
-                    link.close()
-            link.set_timeout(BLOCK_SECONDS)
-            self._receive_on(link, fetch)
+            if not self._receive_on(self._open(Role.FETCH), fetch):
+                self.failed(fetch)
         except Damaged as error:
             self.distrust(str(error))
         except (LinkError, OSError, ValueError) as error:
@@ -367,18 +406,24 @@ class Peer:
         finally:
             with self._changed:
                 self._prefills.discard(fetch)
-                if fetch.link is not None:
-                    fetch.link.close()
             fetch.end()
             self._wake()
 
     def _receive(self, fetch: Fetch) -> None:
         if self._fetching is None:
             self._fetching = self._open(Role.FETCH)
-            self._fetching.set_timeout(BLOCK_SECONDS)
-        self._receive_on(self._fetching, fetch)
+        if not self._receive_on(self._fetching, fetch):
+            _log.info("the peer %s does not have blocks any more", self.address)
+        with self._changed:
+            fetch.link = None
 
-    def _receive_on(self, link: Link, fetch: Fetch) -> None:
+    def _receive_on(self, channel: _Channel, fetch: Fetch) -> bool:
+        """Receive blocks; False: it does not have the next one, nor sends the rest."""
+        link, slots = channel
+        with self._changed:
+            fetch.link = link
+            if fetch.ended or self._closing:
+                link.close()
         most = max(2, WINDOW_BYTES // self._nbytes)
         prompt = None if fetch.prefill is None else fetch.prefill.prompt
         link.send(Get(tuple(fetch.names), prompt))
@@ -386,17 +431,24 @@ class Peer:
             while (told := link.receive(Block)).later and prompt is not None:
                 fetch.beat()
             head = told.header
-            if not head:  # the rest begins with it, and is of no use; others' bytes follow
-                raise LinkError("it does not have them any more")
+            if not head:
+                return False
             if len(head) != len(header(self._identity, name, self._nbytes, 0)):
                 raise Damaged("its header has another size")
             checksum = checksum_in(head, self._identity, name, self._nbytes)
-            with self._changed:
-                data = self._free.pop() if self._free else bytearray(self._nbytes)
-            link.read_into(data)
-            if not fetch.put(Arrived(checksum, data, told.waited), most):
+            if told.slot >= len(slots):
+                raise Damaged("it names memory that it does not share")
+            if told.slot >= 0:
+                block = Arrived(checksum, slots[told.slot], told.waited, link)
+            else:
+                with self._changed:
+                    data = self._free.pop() if self._free else bytearray(self._nbytes)
+                link.read_into(data)
+                block = Arrived(checksum, data, told.waited)
+            if not fetch.put(block, most):
                 raise LinkError("they are not wanted any more")
             self._wake()
+        return True
 
 
 class Peers:
@@ -413,7 +465,7 @@ class Peers:
         key: bytes,
         identity: bytes,
         nbytes: int,
-        checksum: Callable[[bytearray], int],
+        checksum: Callable[[Buffer], int],
         wake: Callable[[], None],
     ) -> None:
         self.all = [Peer(a, key, identity, nbytes, checksum, wake) for a in addresses]

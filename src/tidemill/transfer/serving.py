@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from tidemill.contract.moves import Name, PeerLoad, PrefillPrompt
 from tidemill.transfer.announced import Announced
 from tidemill.transfer.link import Link, LinkError, Role
 from tidemill.transfer.messages import MAX_NAMES, Announce, Block, Get, Open, Opened
-from tidemill.transfer.outbox import LEASE_SECONDS, Outbox
+from tidemill.transfer.outbox import LEASE_SECONDS, Buffer, Outbox
 from tidemill.transfer.record import header
 
 _log = get_logger(__name__)
@@ -25,6 +26,9 @@ DIGESTS = 4096
 
 AHEAD_BYTES = 32 * 2**20
 """Blocks that are brought into the outbox before they are sent."""
+
+LENT_BYTES = 16 * 2**20
+"""Blocks in shared memory that are not read yet; few, so that they stay in processors' caches."""
 
 MAX_LINKS = 64
 SEND_SECONDS = 10.0
@@ -68,6 +72,7 @@ class BlockServer:
         announced: what the engine has.
         outbox: where copies wait.
         prefills: computes prompts for others; None: nobody does here.
+        local: where processes of this machine get blocks in shared memory (`Listener.local`).
         sent: blocks sent.
     """
 
@@ -75,17 +80,19 @@ class BlockServer:
         self,
         identity: bytes,
         nbytes: int,
-        checksum: Callable[[bytearray], int],
+        checksum: Callable[[Buffer], int],
         bring: Callable[[tuple[Name, ...]], None],
     ) -> None:
         self.announced = Announced()
         self.outbox = Outbox(nbytes)
         self.prefills: Prefills | None = None
+        self.local = ""
         self.sent = 0
         self._identity = identity
         self._nbytes = nbytes
         self._checksum = checksum
         self._bring = bring
+        self._most_lent = max(2, min(self.outbox.most // 2, LENT_BYTES // nbytes))
         self._ahead = max(2, min(self.outbox.most // 2, AHEAD_BYTES // nbytes))
         self._closing = threading.Event()
         self._links: set[Link] = set()
@@ -105,24 +112,34 @@ class BlockServer:
         self._closing.set()
         for link in tuple(self._links):
             link.close()
+        self.outbox.close()
 
     def _run(self, link: Link) -> None:
+        lent = deque[Buffer]()
         try:
             link.set_timeout(SEND_SECONDS)
             if self._open(link):
-                (self._tell if link.role is Role.WATCH else self._send)(link)
+                if link.role is Role.WATCH:
+                    self._tell(link)
+                else:
+                    self._send(link, lent)
         except (LinkError, OSError) as error:
             _log.debug("a connection of a peer has ended: %s", error)
         except Exception:
             _log.exception("a connection of a peer ends")
         finally:
             self._links.discard(link)
-            link.close()
+            link.close()  # before what was lent over it is written again
+            for buffer in lent:
+                self.outbox.free(buffer)
 
     def _open(self, link: Link) -> bool:
         asked = link.receive(Open)
         if (asked.identity, asked.nbytes) == (self._identity, self._nbytes):
-            link.send(Opened())
+            arena = self.outbox.share() if link.is_local and link.role is Role.FETCH else None
+            link.send(Opened(local=self.local, shares=arena is not None))
+            if arena is not None:
+                link.send_file(arena.fd)
             return True
         link.send(Opened("it serves another model, or was built or configured differently"))
         return False
@@ -143,14 +160,17 @@ class BlockServer:
                 removed = tuple(digest for digest, there in last.items() if not there)
                 link.send(Announce(added, removed, anew and not start, load))
 
-    def _send(self, link: Link) -> None:
+    def _send(self, link: Link, lent: deque[Buffer]) -> None:
         while not self._closing.is_set():
             link.set_timeout(None)
             get = link.receive(Get)
             names = get.names[:MAX_NAMES]
             link.set_timeout(SEND_SECONDS)
+            if get.taken:
+                self._return(get.taken, lent)
+                continue
             if get.prompt is not None:
-                self._send_computed(link, names, get.prompt)
+                self._send_computed(link, names, get.prompt, lent)
                 continue
             asked = done = 0
             try:
@@ -160,11 +180,14 @@ class BlockServer:
                         more = names[asked : i + self._ahead]
                         asked += len(more)
                         self._ask(more)
-                    self._send_block(link, name)
+                    if not self._send_block(link, name, lent):
+                        break  # the rest begins with it, and is of no use
             finally:
                 self.outbox.drop([name[0] for name in names[done:asked]])
 
-    def _send_computed(self, link: Link, names: tuple[Name, ...], prompt: PrefillPrompt) -> None:
+    def _send_computed(
+        self, link: Link, names: tuple[Name, ...], prompt: PrefillPrompt, lent: deque[Buffer]
+    ) -> None:
         """Send blocks as they are computed."""
         prefill = None
         if self.prefills is not None:
@@ -191,7 +214,8 @@ class BlockServer:
                 if asked <= i:  # it was evicted meanwhile
                     link.send(Block())
                     return
-                self._send_block(link, name, waited=waited)
+                if not self._send_block(link, name, lent, waited=waited):
+                    return
         finally:
             prefill.cancel()
             self.outbox.drop([name[0] for name in names[done:asked]])
@@ -211,13 +235,35 @@ class BlockServer:
         if new:
             self._bring(tuple(name for name in names if name[0] in new))
 
-    def _send_block(self, link: Link, name: Name, *, waited: bool = False) -> None:
-        data, own = self.outbox.take(name[0], LEASE_SECONDS)
+    def _send_block(
+        self, link: Link, name: Name, lent: deque[Buffer], *, waited: bool = False
+    ) -> bool:
+        """Whether there is such a block."""
+        while len(lent) >= self._most_lent:  # nothing else is said before this block was sent
+            self._return(link.receive(Get).taken, lent)
+        data = self.outbox.take(name[0], LEASE_SECONDS)
         if data is None:
             link.send(Block())
-            return
-        head = header(self._identity, name, self._nbytes, self._checksum(data))
-        link.send(Block(head, waited=waited), (data,))
-        self.sent += 1
-        if own:
+            return False
+        try:
+            head = header(self._identity, name, self._nbytes, self._checksum(data))
+            slot = self.outbox.slot_of(data) if link.is_local else None
+            if slot is None:
+                link.send(Block(head, waited=waited), (data,))
+        except BaseException:
             self.outbox.free(data)
+            raise
+        if slot is None:
+            self.outbox.free(data)
+        else:
+            lent.append(data)
+            link.send(Block(head, waited=waited, slot=slot))
+        self.sent += 1
+        return True
+
+    def _return(self, count: int, lent: deque[Buffer]) -> None:
+        """The other side has read so many blocks of the shared memory."""
+        if not 0 < count <= len(lent):
+            raise LinkError("it has read what it was not sent")
+        for _ in range(count):
+            self.outbox.free(lent.popleft())

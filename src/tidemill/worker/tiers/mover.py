@@ -277,6 +277,8 @@ class Mover:
         if data is None:
             return False
         self._write(load.what, load.count, data)
+        if tier is Tier.PEER and load.fetch is not None and not load.fetch.confirm():
+            return False
         now = monotonic()
         seconds, load.fetched = now - begun, now
         taken = load.traffic.setdefault(tier, [0.0, 0.0, 0.0])
@@ -328,6 +330,8 @@ class Mover:
         prefill = load.what.prefill
         if load.fetch is None or (load.fetch.complete and prefill is None):
             names = load.what.names[load.count :]
+            if load.fetch is not None:
+                load.fetch.give_back()
             if prefill is None:
                 load.fetch = self.peers.fetch(names)
             else:
@@ -343,22 +347,21 @@ class Mover:
         """Copy a block for those who asked for it, if there still are some."""
         assert self.server is not None
         name, outbox = save.name, self.server.outbox
-        found: UInt8 | None = None
         if not outbox.wants(name[0]):
             outbox.put(name[0], None)
             return
+        copy = outbox.buffer()
+        out = np.frombuffer(copy, np.uint8)
         if save.blocks:
-            if self._read(save):
-                found = self._buffer
+            good = self._read(save, out)
         else:
             found = None if self._ram is None else self._ram.find(name)
-            if found is None and self._disk is not None and self._disk.load(name, self._buffer):
-                found = self._buffer
-        copy = None
-        if found is not None:
-            copy = outbox.buffer()
-            np.frombuffer(copy, np.uint8)[:] = found
-        outbox.put(name[0], copy)
+            if found is not None:
+                out[:] = found
+            good = found is not None or (self._disk is not None and self._disk.load(name, out))
+        if not good:
+            outbox.give_back(copy)
+        outbox.put(name[0], copy if good else None)
 
     def _save(self, save: SaveBlock) -> None:
         if Tier.PEER in save.tiers:
@@ -369,25 +372,25 @@ class Mover:
         digest = save.name[0]
         ram = None if ram is None or ram.has(digest) else ram
         disk = None if disk is None or disk.has(digest) else disk
-        if (ram is None and disk is None) or not self._read(save):
+        if (ram is None and disk is None) or not self._read(save, self._buffer):
             return
         if ram is not None:
             ram.save(save.name, self._buffer)
         if disk is not None:
             disk.save(save.name, self._buffer)
 
-    def _read(self, save: SaveBlock) -> bool:
+    def _read(self, save: SaveBlock, into: UInt8) -> bool:
         """Read the cache's blocks of a save, or a part of its state; False: they were handed out
         meanwhile."""
         if save.part >= 0:
             at, size = self._part(save.part)
             state = self._first_snapshot + save.blocks[0]
-            self._cache.read_state(state, at, self._buffer[:size])
-            self._buffer[size:] = 0
+            self._cache.read_state(state, at, into[:size])
+            into[size:] = 0
         else:
             at = 0
             for group, block in enumerate(save.blocks):
-                out = self._buffer[at : at + self._sizes[group]]
+                out = into[at : at + self._sizes[group]]
                 self._cache.read_blocks(group, np.array([block], np.int32), out)
                 at += self._sizes[group]
         with self._wake:

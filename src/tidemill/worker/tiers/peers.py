@@ -12,6 +12,7 @@ from tidemill.base.errors import TidemillError, config_error
 from tidemill.contract.config import EngineConfig
 from tidemill.transfer.link import KEY_VARIABLE, Link, Role, host_and_port, key_from_environment
 from tidemill.transfer.listener import Listener
+from tidemill.transfer.outbox import Buffer
 from tidemill.transfer.peers import Peers
 from tidemill.transfer.serving import BlockServer
 from tidemill.worker.tiers.mover import Mover
@@ -39,7 +40,7 @@ def open_peers(
     key = _key(config)
     nbytes = mover.sizes.nbytes
 
-    def checksum(data: bytearray) -> int:
+    def checksum(data: Buffer) -> int:
         return backend.checksum(np.frombuffer(data, np.uint8))
 
     server, more = None, list[Listener]()
@@ -59,6 +60,7 @@ def open_peers(
             more.append(Listener(config.kv_listen, key, let_in))
         except (OSError, ValueError) as error:
             raise _bad_address("kv_listen", config.kv_listen, error) from None
+        server.local = more[0].local
         progress(f"other engines reach this one at {more[0].address}")
     peers = None
     if config.kv_peers:
