@@ -13,7 +13,7 @@ JOBS ?= 2
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: cluster-test site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check plan-check plan-memory plan-edges bench-gate wheel wheel-aarch64 sbom licences try-service clean-room clean-room-aarch64 reproducible
+.PHONY: cluster-test site test-deploy image image-check FORCE webui webui-check test-ui help install serve run test lint structure types check test-install brook parity families structured clients agents lm-eval schemathesis bench-serve bench-start bench-memory bench-idle bench-overload bench-side-by-side kernels soak load many-models adapters batches stalls explanations gateway-cost monitoring audit sanitizers neon clean fuzz pulls rollouts fuzz-config simulate-check plan-check plan-memory plan-edges bench-gate wheel wheel-aarch64 sbom licences try-service clean-room clean-room-aarch64 reproducible
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20

@@ -12,6 +12,11 @@ import pytest
 from helpers.databases import database_url, location
 from helpers.postgres import postgres
 from helpers.shared_data import SHARED_DATA
+from hypothesis import HealthCheck, settings
+
+# How long drawing an example takes says something of the machine's other work, not of the code.
+settings.register_profile("shared", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("shared")
 
 TESTS = Path(__file__).parent
 
