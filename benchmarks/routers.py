@@ -131,6 +131,8 @@ class Engine:
                 first, *lines = head.rstrip().split("\r\n")
                 headers = {k.lower(): v for k, _, v in (one.partition(": ") for one in lines)}
                 body = await _body(reader, headers)
+                if first.count(" ") != 2:  # a router that tries HTTP/2
+                    return
                 method, path, _ = first.split(" ")
                 if method == "POST" and path.endswith("/chat/completions"):
                     await self.answer(body, headers, send)
