@@ -184,6 +184,12 @@ class KVMemory:
         """Blocks (per group) that hold so many tokens."""
         return -(-tokens // self.block_size)
 
+    def shareable(self, tokens: int) -> int:
+        """Of the tokens that a new sequence has in common with a running one, which is beyond them,
+        those that it need not compute: all, but of a recurrent model none, as the state there is
+        overwritten."""
+        return 0 if self.recurrent else tokens
+
     def find(self, keys: Sequence[BlockKey]) -> list[tuple[int, ...]]:
         """The longest reusable prefix of `keys`: blocks that are cached in every group; for a
         recurrent model only up to the last boundary with a state snapshot.

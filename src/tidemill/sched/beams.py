@@ -196,11 +196,8 @@ def _fork(
         choice: its number among the beams.
         shared: tokens that both begin with; None: all of them.
     """
-    recurrent = state.memory.recurrent
     assert parent.lease is not None
-    count = parent.computed if shared is None else shared
-    if recurrent and shared is not None:
-        count = 0  # the parent's state is beyond that
+    count = parent.computed if shared is None else state.memory.shareable(shared)
     seq = Sequence(
         seq_id=next(state.seq_ids),
         owner=parent.owner,
@@ -219,7 +216,7 @@ def _fork(
         serial=True,
         first_scheduled=parent.first_scheduled,
         preemptions=parent.preemptions,
-        fork_of=parent.seq_id if recurrent and shared is None else -1,
+        fork_of=parent.seq_id if state.memory.recurrent and shared is None else -1,
     )
     seq.published = min(parent.published, count // state.memory.block_size)
     seq.keys = parent.keys[: seq.published]
@@ -322,8 +319,7 @@ def too_large(state: State, request: EngineRequest, known: int, max_len: int) ->
         return (
             f"beam_width ({width}) exceeds the {state.limits.max_num_seqs} sequences that may run"
         )
-    # A preempted recurrent model computes each beam from the start again.
-    shared = 0 if memory.recurrent else known
+    shared = memory.shareable(known)
     need = beam_blocks(memory.block_size, width, shared, max_len) * memory.block_size
     if need <= memory.capacity_tokens:
         return None

@@ -313,7 +313,7 @@ class State:
         for beam in group.live[1:]:
             if beam.seq.status is Status.RUNNING:
                 self.retire(beam.seq)
-                shared = 0 if self.memory.recurrent else common(beam.seq.tokens, leader.tokens)
+                shared = self.memory.shareable(common(beam.seq.tokens, leader.tokens))
                 full = shared // self.memory.block_size
                 group.reserved += self.memory.blocks_for(len(beam.seq.tokens)) - full
         return leader
