@@ -8,7 +8,8 @@ cd "$(dirname "$0")/../.."
 missing=()
 need() { command -v "$1" >/dev/null || missing+=("$2"); }
 need aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
-need qemu-aarch64 qemu-user
+emulator=$(command -v qemu-aarch64 || command -v qemu-aarch64-static || echo qemu-aarch64)
+need "$emulator" qemu-user
 need cmake cmake
 need make make
 if ((${#missing[@]})); then
@@ -20,7 +21,7 @@ folder=build/neon
 cmake -S csrc/tests -B "$folder" -DCMAKE_TOOLCHAIN_FILE="$PWD/csrc/tests/aarch64.cmake" >/dev/null
 cmake --build "$folder" -j "${JOBS:-2}" --target kernel_check thread_check core
 
-emulate() { qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu "$1" "$folder/$2" "${@:3}"; }
+emulate() { "$emulator" -L /usr/aarch64-linux-gnu -cpu "$1" "$folder/$2" "${@:3}"; }
 
 # A processor without the instructions must not be given their table.
 refused() {

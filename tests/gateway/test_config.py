@@ -62,6 +62,11 @@ def test_where_targets_are(url: str, kind: str, where: str) -> None:
         ({"targets": [{**ONE, "key_env": "NO_SUCH_VARIABLE"}]}, "NO_SUCH_VARIABLE"),
         ({"targets": [{**ONE, "nam": 1}]}, "targets[0]: nam is no key here; did you mean name?"),
         ({"targets": [{"url": "http://x"}]}, "targets[0]: name is missing"),
+        ({"targets": [{**ONE, "models": "m"}]}, "expected a table or a list, got a string"),
+        (
+            {"targets": [{**ONE, "max_active": 0}]},
+            "max_active: expected a whole number >= 1",
+        ),
         ({"target": [ONE]}, "target is no key here; did you mean targets?"),
         ({"targets": [ONE], "routing": {"retry": 1}}, "routing: retry is no key here"),
         ({"targets": [{**ONE, "price": {"in": 1}}]}, "targets[0].price: in is no key here"),

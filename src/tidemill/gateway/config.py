@@ -273,11 +273,31 @@ def _said(message: str, what: str) -> str:
         return f"{about}{missing[1]} is missing"
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", text)
     if unknown is None:
-        return f"{about}{text[:1].lower()}{text[1:]}"
+        return f"{about}{_in_words(text[:1].lower() + text[1:])}"
     fields = _PLACES.get(re.sub(r"\[\d+\]", "", place), GatewayConfig).__struct_fields__
     close = difflib.get_close_matches(unknown[1], fields, n=1)
     remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(fields)}"
     return f"{about}{unknown[1]} is no key here; {remedy}"
+
+
+_TYPES = {
+    "object": "a table",
+    "array": "a list",
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
+"""What TOML's readers know `msgspec`'s types as."""
+
+
+def _in_words(text: str) -> str:
+    """A message of `msgspec`, whose types are between backticks."""
+    return re.sub(
+        r"`([a-z]+(?: \| [a-z]+)*)`",
+        lambda found: " or ".join(_TYPES.get(name, name) for name in found[1].split(" | ")),
+        text,
+    )
 
 
 def _check_target(target: TargetConfig) -> None:
