@@ -306,7 +306,9 @@ async def test_requests_between_two_looks_count() -> None:
 async def test_what_fails_in_a_step_is_no_end() -> None:
     machines = Machines()
     controller = _controller(machines, {"min": 1})
+    assert not controller.looked.is_set()
     await _steps(controller, machines, 6)
+    assert controller.looked.is_set()
     status = controller.status()
     assert status["pools"]["m"]["desired"] == 1
     [engine] = [one for one in status["processes"] if one["kind"] == ENGINE]

@@ -26,7 +26,7 @@ SECONDS = 120.0
 ASK = {
     "model": "brook",
     "messages": [{"role": "user", "content": "Tell me of a mill."}],
-    "max_tokens": 120,
+    "max_tokens": 200,
     "ignore_eos": True,
     "temperature": 0,
     "stream": True,
@@ -173,6 +173,22 @@ def test_another_file_replaces_engines_while_they_are_asked(deployed: Deployed) 
 
         _until(replaced)
         assert len({one.result() for one in asked}) == 1
+
+
+def test_the_only_engine_is_killed_within_an_answer(deployed: Deployed) -> None:
+    """The gateway holds the stream until there is another engine, and goes on with it there."""
+    deployed.deploy(min=1, max=1)
+    _until(lambda: len(deployed.engines()) == 1)
+    url = _until(lambda: deployed.url)
+    expected = deployed.ask(url)
+    [before] = deployed.engines()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(deployed.ask, url)
+        _until(lambda: deployed.engines()[0]["running"])
+        name = next(n for n in ray.util.list_named_actors() if n.endswith(before["name"]))
+        ray.kill(ray.get_actor(name))
+        assert asked.result() == expected
+    assert deployed.engines()[0]["name"] != before["name"]
 
 
 def _servers() -> list[psutil.Process]:

@@ -16,6 +16,8 @@ from tidemill.cluster.process import Process
 
 log = get_logger(__name__)
 
+LOOK_SECONDS = 20.0
+
 
 class ProcessActor:
     """A server process on this node. It ends with the actor, however that ends.
@@ -67,7 +69,8 @@ class ControllerActor:
         asyncio.run(self._controller.run())
 
     def status(self) -> dict[str, Any]:
-        """See `Controller.status`."""
+        """See `Controller.status`; of a controller that has just begun, once it has looked."""
+        self._controller.looked.wait(LOOK_SECONDS)
         return self._controller.status()
 
     def deployment(self) -> Deployment:

@@ -8,6 +8,7 @@ goes on; traffic does not pass through it.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -37,6 +38,9 @@ class Controller:
         placement: has processes run.
         clock: seconds that never go back.
         server: a server by its URL and key.
+
+    Attributes:
+        looked: set once it has looked at everything: before, its status says nothing.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Controller:
         self._last: dict[str, Actions] = {}
         self._found: list[Placed] = []
         self._names = 0
+        self.looked = threading.Event()
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -91,6 +96,7 @@ class Controller:
             await self._act(self._models[name], actions, now)
         await self._tell_gateways(found)
         await self._finish_drains(found, now)
+        self.looked.set()
 
     # -- what there is -------------------------------------------------------------------------
 
