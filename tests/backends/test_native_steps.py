@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from helpers.backend_driver import (
     sampling_inputs,
     wait_loaded,
 )
-from helpers.random_model import make_spec, make_tensors, with_windows
+from helpers.random_model import make_spec, make_tensors, with_recurrence, with_windows
 
 from tidemill.backends import native
 from tidemill.backends.base import LOGITS_ALL, LOGITS_LAST, LOGITS_NONE, Backend, StepInputs
@@ -553,3 +554,28 @@ def test_it_closes_when_collected() -> None:
         del loaded
         gc.collect()
         assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_a_state_is_read_and_written_in_parts(backend: str) -> None:
+    spec = with_recurrence(make_spec(layers=1))
+    load = import_module(f"tidemill.backends.{backend}").load
+    loaded = load(spec, make_tensors(spec), options(threads=1))
+    loaded.allocate_cache((4,) * len(spec.cache_groups()), states=5)
+    size, part = loaded.state_bytes(), 1000
+    data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    for at in range(0, size, part):
+        loaded.write_state(3, at, data[at : at + part], 7 if at + part >= size else -1)
+    found = np.zeros(size, np.uint8)
+    for at in range(0, size, 640):
+        loaded.read_state(3, at, found[at : at + 640])
+    assert np.array_equal(found, data)
+    loaded.read_state(2, 0, found)
+    assert not found.any()
+    if backend == "native":
+        for state, at in ((5, 0), (-1, 0), (0, 1), (0, -1)):
+            with pytest.raises(TidemillError, match="do not exist"):
+                loaded.read_state(state, at, found)
+            with pytest.raises(TidemillError, match="do not exist"):
+                loaded.write_state(state, at, found, 1)
+    loaded.close()

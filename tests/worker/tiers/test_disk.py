@@ -171,6 +171,22 @@ def test_blocks_of_other_models_and_texts_are_not_believed(tmp_path: Path) -> No
     assert load(one, 1)
 
 
+def test_another_image_at_the_same_place_is_another_block(tmp_path: Path) -> None:
+    one = tier(tmp_path)
+    kinds = [block_key(root_digest(), [7] * 32, ((3, image),)) for image in (b"a" * 32, b"b" * 32)]
+    for i, name in enumerate(kinds):
+        assert not one.has(name[0])
+        one.save(name, bytes_of(i))
+    out = np.zeros(NBYTES, np.uint8)
+    for i, name in enumerate(kinds):
+        assert one.load(name, out) and np.array_equal(out, bytes_of(i))
+    # Under the name of the one, the other's record is not believed.
+    first, second = files(tmp_path)
+    os.replace(first, second)
+    assert not any(one.load(name, out) for name in kinds)
+    assert one.figures(0, 0, 0.0).damaged_blocks == 1
+
+
 def test_it_stays_within_its_bound_and_keeps_what_is_used(tmp_path: Path) -> None:
     one = tier(tmp_path, limit=10 * RECORD)
     for i in range(8):
