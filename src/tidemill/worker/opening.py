@@ -93,9 +93,10 @@ def speculation_of(config: EngineConfig, files: ModelFiles) -> Setting:
     """What drafts for a model: the setting's drafters, and with ``auto`` the MTP layer of a
     checkpoint that has a usable one."""
     setting = read_setting(config.speculate)
-    alone = setting.default == AUTO and setting.drafters == (LOOKUP,)
-    if not alone or files.mtp is None or config.tensor_parallel > 1:
+    if setting.default != AUTO or setting.drafters != (LOOKUP,) or files.mtp is None:
         return setting
+    if config.stages > 1 or config.tensor_parallel > 1:
+        return setting  # hidden states are wanted in one process
     try:
         files.mtp.open()
     except TidemillError:

@@ -25,6 +25,7 @@ from tidemill.convert.output import Loss, OutTensor
 from tidemill.loading import open_model
 from tidemill.worker.load import load_worker
 from tidemill.worker.needs import memory_needs
+from tidemill.worker.opening import speculation_of
 from tidemill.worker.speculate import layer_drafter
 
 SIZE = 16  # tokens of a block
@@ -175,6 +176,9 @@ def test_it_is_counted(tmp_path: Path) -> None:
     values = sum(p.numel() for p in model.whole.model.layers[3].parameters())
     values += sum(tensor.numel() for tensor in model.own.values())
     assert 4 * values <= needs.weights["MTP layer"] < 4.4 * values  # rows are padded
+    for parallel in ("tensor_parallel", "pipeline_parallel"):
+        apart = config(model.folder, speculate="auto", **{parallel: 2})
+        assert speculation_of(apart, open_model(str(model.folder))).drafters == ("lookup",)
     worker = load_worker(asked)
     info = worker.info
     assert 0 <= info.weight_bytes - needs.weight_bytes <= 8192
