@@ -123,6 +123,7 @@ def _fails(peers: str) -> TidemillError:
 def test_who_has_another_key_or_none_is_refused(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tidemill.executor.ranks.remote.HANDSHAKE_SECONDS", 0.1)
     peers = hosts(1, key="another key for tests")
     found = _fails(peers)
     assert (found.kind, found.param) == (ErrorKind.CONFIG, "pipeline_peers")

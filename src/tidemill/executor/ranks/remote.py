@@ -135,10 +135,14 @@ class RemoteStages:
                 if not error.retryable:
                     raise exception_of(error)
                 why: object = error.message
-            except OSError as failed:
+            except (LinkError, OSError) as failed:  # also while a link comes back, or a route
                 why = failed
             if monotonic() > until:
-                raise _unreachable(address, why)
+                raise (
+                    _refused(address, why)
+                    if isinstance(why, LinkError)
+                    else (_unreachable(address, why))
+                )
             if not waited:
                 _log.info(
                     "waiting for %s, which is to compute a part of the model: %s", address, why
@@ -150,7 +154,7 @@ class RemoteStages:
         try:
             link = self._open(address, Role.STATES)
             link.send(joins)
-        except OSError as error:
+        except (LinkError, OSError) as error:
             raise _unreachable(address, error) from None
         return link.detach()
 
@@ -162,16 +166,9 @@ def open_link(address: str, key: bytes, role: Role) -> Link:
     """Connect to a machine that computes a part of the model.
 
     Raises:
-        OSError: it is not there. TidemillError: CONFIG for another key.
+        OSError: it is not there. LinkError: it has another key.
     """
-    try:
-        link = connect(address, key, role)
-    except LinkError as error:
-        raise config_error(
-            "pipeline_peers",
-            f"pipeline_peers: {address} is no `tidemill rank` with this key ({error}); set "
-            f"{KEY_VARIABLE} to the same text on all machines",
-        ) from None
+    link = connect(address, key, role)
     link.watch_peer(_LOST_SECONDS)
     return link
 
@@ -188,6 +185,14 @@ def _key() -> bytes:
             "(docs/parallel.md)",
         )
     return key
+
+
+def _refused(address: str, why: object) -> TidemillError:
+    return config_error(
+        "pipeline_peers",
+        f"pipeline_peers: {address} is no `tidemill rank` with this key ({why}); set "
+        f"{KEY_VARIABLE} to the same text on all machines",
+    )
 
 
 def _unreachable(address: str, why: object) -> TidemillError:
