@@ -89,6 +89,7 @@ class Fetch:
         ended: nothing more will arrive.
         taken: blocks that `take` has returned.
         waited: the last one of these was computed first.
+        left: blocks that have not arrived.
         link: that it comes over, while it does.
     """
 
@@ -100,6 +101,7 @@ class Fetch:
         self.begun = monotonic()
         self.ended = False
         self.taken = 0
+        self.left = len(names)
         self.waited = False
         self.link: Link | None = None
         self._lent: Arrived | None = None
@@ -171,6 +173,7 @@ class Fetch:
             while len(self._arrived) >= most and not self.ended:
                 self._changed.wait()
             if not self.ended:
+                self.left -= 1
                 self._arrived.append(block)
                 self._moved = monotonic()
             return not self.ended
@@ -292,7 +295,7 @@ class Peer:
         with self._changed:
             if fetch in self._fetches:
                 self._fetches.remove(fetch)
-            elif fetch.link is not None:
+            elif fetch.link is not None and (fetch.left or fetch.prefill is not None):
                 fetch.link.close()  # cheaper than to read what nobody wants
         self._wake()
 
