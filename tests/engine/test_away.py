@@ -158,6 +158,18 @@ def test_requests_move_and_come_back_whatever_is_killed() -> None:
 
         assert _moved(one, drain_and_kill_there) == quiet
         assert one.http.get("/admin/engines").json()["engines"][0]["away"] is None
+        until = time.monotonic() + 60
+        while two.http.get("/readyz").status_code != 200:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+        # Its server is killed: the engine ends in order, and its requests come back, too.
+        def drain_and_kill_server() -> None:
+            drain()
+            two.process.kill()
+
+        assert _moved(one, drain_and_kill_server) == quiet
+        assert one.http.get("/admin/engines").json()["engines"][0]["away"] is None
 
 
 def _until_away(server: RealServer, count: int) -> None:

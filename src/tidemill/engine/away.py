@@ -17,7 +17,7 @@ from typing import Protocol
 from tidemill.base.clock import monotonic
 from tidemill.base.ids import new_id
 from tidemill.base.log import get_logger
-from tidemill.contract.request import EngineRequest, FinishReason
+from tidemill.contract.request import ChoiceOutput, EngineRequest, FinishReason
 from tidemill.contract.sampling import SamplingParams
 from tidemill.contract.wire import EngineInfo, Outputs
 from tidemill.engine.connection import unavailable
@@ -202,6 +202,11 @@ class Away:
 
     def _deliver(self, message: Outputs) -> None:
         self._primes.deliver(message)
+        kept = tuple(one for one in message.outputs if not self._leaves(one))
+        if len(kept) < len(message.outputs):
+            message = Outputs(kept, message.stats)
+            if self._remote is not None:
+                self._remote.abort("it stops")
         lacking = {
             output.request_id
             for output in message.outputs
@@ -212,6 +217,16 @@ class Away:
             left = tuple(one for one in message.outputs if one.request_id not in lacking)
             message = Outputs(left, message.stats)
         self._owner.deliver(message)
+
+    def _leaves(self, output: ChoiceOutput) -> bool:
+        """The other engine stops, and so ends what nobody cancelled."""
+        if output.finish_reason is not FinishReason.CANCELLED:
+            return False
+        return any(
+            stream.journal.wire_id == output.request_id
+            and output.choice not in stream.journal.cancelled
+            for stream in self._owner.streams()
+        )
 
     def _take_back(self, wire_ids: set[str]) -> None:
         """Requests whose adapters the other server does not have any more."""

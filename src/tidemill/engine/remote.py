@@ -122,6 +122,10 @@ class RemoteEngine:
         self._watch.cancel()
         await self._connection.close(reason)
 
+    def abort(self, reason: str) -> None:
+        """It is lost: what it has been given goes elsewhere."""
+        self._connection.abort(reason)
+
     async def _watching(self) -> None:
         try:
             while self._connection.open:
