@@ -64,6 +64,8 @@ def test_values_have_the_types_of_their_annotations(monkeypatch: pytest.MonkeyPa
         ("a", "'--kind'"),
         ("a --kind x --count 1.5", "'--count'"),
         ("a --kind x --share y", "'--share'"),
+        ("a --kind x --share nan", "'nan' is not a finite number"),
+        ("a --kind x --share=-inf", "'-inf' is not a finite number"),
         ("a --kind x --folder d", "'--folder'"),
         ("a --kind x --no-force", "'--no-force'"),
     ],

@@ -11,6 +11,8 @@ from tests.helpers.tiny_folder import write_folder
 from tests.library.test_pull import pulled
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.library.catalog import Library
+from tidemill.library.create import create
+from tidemill.library.definition.recipe import Recipe
 from tidemill.library.locate import locate, locate_adapter
 from tidemill.loading.hub_choice import choose
 from tidemill.loading.hub_name import HubName
@@ -26,6 +28,9 @@ def test_an_adapter_of_the_hub(hub: FakeHub, library: Library) -> None:
     assert library.usable() == ([], [])  # what a server serves by itself
     with pytest.raises(TidemillError, match="serve its base with --adapter NAME=owner/adapter"):
         locate("owner/adapter", library=library)
+    with pytest.raises(TidemillError, match="its base with --from, and the adapter with --adapter"):
+        create("poet", Recipe("owner/adapter"), library)
+    assert library.names() == ("owner/adapter",)
 
 
 def test_an_adapter_that_lies_here_is_referenced(library: Library, tmp_path: Path) -> None:

@@ -158,6 +158,8 @@ def test_engines_bring_blocks_from_one_another() -> None:
         (FleetOptions(adapters=AdapterSizes(2, 1, 1e9)), {}, "not even one adapter"),
         (FleetOptions(adapters=AdapterSizes(0, 1, 1e9)), {}, "above 0"),
         (FleetOptions(tiers=TierSizes(ram=100)), {}, "not even one block"),
+        (FleetOptions(engines=10**8), {}, "engines must be from 1 to"),
+        (FleetOptions(draft_ms=1.0), {}, "without acceptance"),
         (FleetOptions(tiers=TierSizes(peers=True)), {}, "several engines"),
         (FleetOptions(tiers=TierSizes(ram=1 << 30, bandwidth={Tier.RAM: 0})), {}, "bandwidth"),
     ],

@@ -146,6 +146,8 @@ def test_what_one_more_engine_carries() -> None:
         kept = best.candidate.with_cache(share * tokens / best.candidate.cache_tokens)
         assert simulate_fleet(load(rates=(12.0,)), kept, best.engines).passed == suffices
     assert any("one more" in sentence for sentence in found.sentences())
+    found.headroom = (8.0, 8.0)  # where the search for it ends
+    assert any("8.00 times the load; more was not" in sentence for sentence in found.sentences())
 
 
 def test_a_trace_is_served(tmp_path: Path) -> None:

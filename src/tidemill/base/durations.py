@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -20,15 +21,19 @@ def duration_seconds(written: str) -> float:
     """Seconds of a text; negative for ``forever``.
 
     Raises:
-        ValueError: it is no duration.
+        ValueError: it is no duration, or not finite.
     """
     written = written.strip()
     if written == "forever":
         return -1.0
     try:
-        return float(written)
+        seconds = float(written)
     except ValueError:
         match = _WRITTEN.fullmatch(written)
+    else:
+        if not math.isfinite(seconds):
+            raise ValueError
+        return seconds
     if match is None or not any(match.groups()[1:]):
         raise ValueError
     sign, *parts = match.groups()

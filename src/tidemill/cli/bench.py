@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -48,7 +49,10 @@ def named_numbers(name: str, text: str) -> dict[str, float]:
     """``ttft=200,tpot=50`` as numbers by name."""
     try:
         pairs = [part.split("=") for part in text.split(",") if part.strip()]
-        return {key.strip(): float(value) for key, value in pairs}
+        found = {key.strip(): float(value) for key, value in pairs}
+        if not all(map(math.isfinite, found.values())):
+            raise ValueError
+        return found
     except ValueError:
         raise config_error(name, f"--{name} takes NAME=NUMBER,..., got {text!r}") from None
 

@@ -8,6 +8,7 @@ it imports pydantic, which cost every start 75 ms and a server 10 MiB.)
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,19 @@ class _Choice(click.Choice[str]):
                 said = str(param.envvar)
             known = ", ".join(map(str, self.choices))
             raise config_error(name, f"{said} is one of {known}, not {value!r}") from error
+
+
+class _Number(click.types.FloatParamType):
+    """A number; `float` also reads ``nan`` and ``inf``, with which no bound of an option holds."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number. Raises click.BadParameter."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 def _is_of_environment(ctx: click.Context, parameter: click.Parameter) -> bool:
@@ -158,7 +172,11 @@ def _parameter(name: str, hint: Any, declared: _ParameterSpec) -> click.Paramete
     default = declared.default
     if type(default) is float and default.is_integer():
         default = int(default)  # help shows 10, not 10.0
-    more = {"type": kind, **({} if required else {"default": default}), **declared.more}
+    more = {
+        "type": _Number() if kind is float else kind,
+        **({} if required else {"default": default}),
+        **declared.more,
+    }
     if kind is Path and more.get("shell_complete") is None:
         more["shell_complete"] = complete_files
     if declared.argument:

@@ -107,6 +107,15 @@ def plan(
     for name, amount in {"usd-per-hour": usd_per_hour, "watts": watts}.items():
         if amount is not None and not 0 < amount < 1e9:
             raise config_error(name, f"--{name} must be above 0, got {amount}")
+    if trace is None and rate is None:
+        if tensor_parallel != "1":
+            raise config_error(
+                "tensor-parallel", "--tensor-parallel is of a fleet: give --trace or --rate"
+            )
+        if device is not None and "," in device:
+            raise config_error(
+                "device", "--device names several for a fleet alone: give --trace or --rate"
+            )
     chosen = kv_memory is not None and concurrency is None
     load = Load(
         None if chosen else context, concurrency, prompt, output, read_objectives(objective)

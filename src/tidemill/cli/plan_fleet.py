@@ -183,11 +183,15 @@ def _print(found: Found) -> None:
             str(probe.engines),
             f"{probe.price:,.2f}",
             f"{probe.attainment:.1%}" if probe.passed else f"< {probe.attainment:.1%}",
-            f"{latencies['ttft']['p99']:,.0f}",
-            f"{latencies['itl']['p99']:,.0f}",
+            _milliseconds(latencies["ttft"]["p99"]),
+            _milliseconds(latencies["itl"]["p99"]),
             "" if probe.passed else probe.limit,
             style="bold" if probe is found.best else None,
         )
     console.print(table)
     for sentence in found.sentences():
         console.print(sentence, markup=False, soft_wrap=True)
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if not value < 10 else f"{value:.2g}"

@@ -89,6 +89,8 @@ def _tiers(ram: str, disk: str, peers: bool, gbps: str) -> TierSizes | None:
     from tidemill.simulate.tiers import BANDWIDTH, TierSizes
 
     if not (ram or disk or peers):
+        if gbps:
+            raise config_error("kv_gbps", "--kv-gbps is of --kv-ram, --kv-disk and --kv-peers")
         return None
     given = named_numbers("kv-gbps", gbps)
     if unknown := set(given) - set(Tier):

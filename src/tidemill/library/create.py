@@ -133,6 +133,12 @@ def _base(text: str, library: Library, pulling: Pulling) -> tuple[Found, Manifes
     base = library.find(text)
     if base is None:
         return find_files(text, pulling), None
+    if base.is_adapter:
+        raise config_error(
+            "from",
+            f"{base.name} is an adapter, which changes a model: name its base with --from, and the "
+            f"adapter with --adapter {base.name}",
+        )
     library.path(base)  # raises if a file is gone
     found = Found(
         base.name, base.source, base.files, base.entry, base.root, base.revision, base.licence

@@ -25,7 +25,7 @@ from tidemill.simulate.fleet import Fleet
 from tidemill.simulate.loops import Sends, SimulatedLoops, at_once
 from tidemill.simulate.noise import no_noise, noise
 from tidemill.simulate.prompts import Prompts
-from tidemill.simulate.scaling import Scaler, Scaling
+from tidemill.simulate.scaling import MOST_ENGINES, Scaler, Scaling
 from tidemill.simulate.server import SimulatedServer
 from tidemill.simulate.tiers import Directory, TierSizes
 from tidemill.simulate.timeline import Timeline
@@ -83,8 +83,8 @@ class FleetOptions:
         Raises:
             TidemillError: kind CONFIG, `param` naming the option.
         """
-        if self.engines < 1:
-            raise config_error("engines", "engines must be at least 1")
+        if not 1 <= self.engines <= MOST_ENGINES:
+            raise config_error("engines", f"engines must be from 1 to {MOST_ENGINES}")
         if self.policy not in POLICIES:
             known = ", ".join(POLICIES)
             raise config_error("policy", f"policy is one of {known}, not {self.policy!r}")
@@ -98,6 +98,8 @@ class FleetOptions:
             raise config_error("acceptance", "acceptance is a share, from 0 to 1")
         if self.draft_ms < 0:
             raise config_error("draft_ms", "draft_ms must be at least 0")
+        if self.draft_ms and self.acceptance is None:
+            raise config_error("draft_ms", "draft_ms: nothing is drafted without acceptance")
         self._validate_parts()
         for name, value in self.sizes.items():
             if name not in SIZES:

@@ -13,6 +13,9 @@ from tidemill.simulate.fleet import Fleet
 from tidemill.simulate.server import SimulatedServer
 from tidemill.simulate.timeline import Timeline
 
+MOST_ENGINES = 10_000
+"""Of a simulated fleet: each takes some milliseconds to make."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
@@ -60,6 +63,8 @@ def read_scaling(text: str) -> Scaling | None:
             found[name] = int(value) if name in _WHOLE_NUMBERS else duration_seconds(value)
         except ValueError:
             raise config_error("autoscale", f"autoscale: {part!r} has no such value") from None
+    if found.get("max_engines", 0) > MOST_ENGINES:
+        raise config_error("autoscale", f"autoscale: max must be at most {MOST_ENGINES}")
     own = {name: found.pop(name) for name in _OWN if name in found}
     for name, at_least in own.items():
         if at_least <= 0:

@@ -111,7 +111,7 @@ class Found:
         probes: all simulations, in order.
         out: candidate -> why it is not the answer.
         headroom: times of the load that the best fleet carries, and that it carries with one engine
-            more.
+            more; `_MOST_HEADROOM` at most.
         cache: the least KV cache of an engine, in tokens, with which the best fleet still suffices,
             within `CACHE_STEP`; None: it was not looked for.
     """
@@ -143,6 +143,8 @@ class Found:
                 found.append(
                     f"They carry {now:.2f} times the load; one more, for "
                     f"{best.candidate.price:,.2f} per hour, makes that {more:.2f} times."
+                    if now < _MOST_HEADROOM
+                    else f"They carry {now:.2f} times the load; more was not tried."
                 )
             if self.cache is not None:
                 found.append(
