@@ -62,6 +62,12 @@ def test_another_device_with_an_objective_and_a_picture(tmp_path: Path) -> None:
         (("brook", "--context", "0"), "--context must be from 1 to"),
         (("brook", "--context", "100000"), "exceeds the 4096 positions"),
         (("brook", "--watts", "-1"), "--watts must be above 0"),
+        (("brook", "--budget", "-1"), "--budget must be above 0"),
+        (("brook", "--rate", "1", "--plot", "p.svg"), "--plot shows no fleet"),
+        (
+            ("brook", "--device", "l4", "--rate", "1", "--requests", "0", "--objective", "ttft<1s"),
+            "requests must be at least 1",
+        ),
         (("brook", "--rate", "nan"), "'nan' is not a finite number"),
         (("brook", "--device", "l4,l40s"), "--device names several for a fleet alone"),
         (("brook", "--tensor-parallel", "2"), "--tensor-parallel is of a fleet"),

@@ -44,3 +44,10 @@ def test_what_is_not_one(tmp_path: Path) -> None:
     assert not any(vocabulary_alone(path) for path in (part, short, other))
     with pytest.raises(TidemillError, match="cannot be read"):
         vocabulary_alone(tmp_path / "absent.gguf")
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(TidemillError, match="serve its base with --adapter NAME=") as caught:
+        open_model(tmp_path)
+    assert caught.value.kind == ErrorKind.MODEL_FILE

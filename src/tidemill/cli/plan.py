@@ -104,7 +104,11 @@ def plan(
         most = HIGHEST["max_num_seqs"] if name == "concurrency" else 2**31 - 1
         if value is not None and not 1 <= value <= most:
             raise config_error(name, f"--{name} must be from 1 to {most}, got {value}")
-    for name, amount in {"usd-per-hour": usd_per_hour, "watts": watts}.items():
+    for name, amount in {
+        "usd-per-hour": usd_per_hour,
+        "watts": watts,
+        "budget": budget,
+    }.items():
         if amount is not None and not 0 < amount < 1e9:
             raise config_error(name, f"--{name} must be above 0, got {amount}")
     if trace is None and rate is None:
@@ -116,6 +120,8 @@ def plan(
             raise config_error(
                 "device", "--device names several for a fleet alone: give --trace or --rate"
             )
+    elif plot is not None:
+        raise config_error("plot", "--plot shows no fleet: leave --trace and --rate out")
     chosen = kv_memory is not None and concurrency is None
     load = Load(
         None if chosen else context, concurrency, prompt, output, read_objectives(objective)

@@ -85,8 +85,9 @@ def _options(demand: Demand) -> BenchOptions:
         base_url="",
         trace=demand.trace,
         rates=() if demand.rate is None else (demand.rate,),
-        requests=demand.requests
-        or (None if demand.rate is None else max(200, int(30 * demand.rate))),
+        requests=max(200, int(30 * demand.rate))
+        if demand.requests is None and demand.rate is not None
+        else demand.requests,
         input_tokens=demand.load.prompt,
         output_tokens=demand.load.output,
         objectives=demand.load.objectives,

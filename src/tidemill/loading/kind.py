@@ -19,6 +19,11 @@ def check_model(path: Path) -> None:
     readable."""
     if path.is_dir():
         if not is_present(path / "config.json"):
+            if is_present(path / "adapter_config.json"):
+                raise model_file_error(
+                    f"{path}: an adapter, which changes a model: serve its base with --adapter "
+                    f"NAME={path} (`tidemill pull` takes it with an adapter_model.safetensors)"
+                )
             raise model_file_error(f"{path}: no config.json found; is it a model folder?")
     elif not is_gguf(path):
         raise model_file_error(
