@@ -44,3 +44,13 @@ def test_without_a_key_it_does_not_start() -> None:
     done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert KEY_VARIABLE in done.stderr
+
+
+def test_a_model_that_is_not_there_is_said_at_once() -> None:
+    command = [("./none/such" if part == BROOK else part) for part in COMMAND]
+    environment = {**os.environ, KEY_VARIABLE: "a key for tests alone"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode != 0 and "none/such" in done.stderr
+    assert "waiting" not in done.stderr

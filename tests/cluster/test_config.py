@@ -32,7 +32,7 @@ ONE = {"name": "m", "min": 0, "max": 4}
         ({"models": [{**ONE, "mni": 1}]}, "mni"),
         ({"models": [{"name": "a/b"}]}, "models.name"),
         ({"models": [ONE, ONE]}, "two tables"),
-        ({"models": [{**ONE, "min": 5}]}, "models['m'].min"),
+        ({"models": [{**ONE, "min": 5}]}, "models['m'].min: must be 0 or more, and at most max"),
         ({"models": [{**ONE, "idle": "soon"}]}, "models['m'].idle"),
         ({"models": [{**ONE, "drain": "forever"}]}, "models['m'].drain"),
         ({"models": [{**ONE, "target_wait": 0}]}, "models['m'].target_wait"),

@@ -56,6 +56,11 @@ def test_targets_that_are_well(tmp_path: Path) -> None:
     assert all(t["models"] == ["m"] and t["round_trip_ms"] > 0 for t in found["targets"])
 
 
+def test_engines_that_come_later(tmp_path: Path) -> None:
+    code, text = _doctor(_file(tmp_path, more="[scaled.m]\n"))
+    assert code == 0 and "no targets" in text
+
+
 @pytest.mark.parametrize(
     ("changes", "row", "more", "said"),
     [

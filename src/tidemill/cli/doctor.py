@@ -110,7 +110,10 @@ def _examine(file: Path, *, as_json: bool) -> None:
         }
         for one in reports
     ]
-    print_table(list(rows[0]), rows)
+    if rows:
+        print_table(list(rows[0]), rows)
+    else:
+        click.echo("there are no targets to ask")
     for line in [*(f"{one.name}: {p}" for one in reports for p in one.problems), *together]:
         click.echo(line)
     sys.exit(1 if wrong else 0)

@@ -32,11 +32,12 @@ def rank(
     from tidemill.cli.defined import files_of
     from tidemill.contract.config import EngineConfig
     from tidemill.executor.ranks.host import RankHost
+    from tidemill.loading.locate import resolve
     from tidemill.transfer.link import KEY_VARIABLE, key_from_environment
 
     guard_stderr(log_line)
     set_up_logging("rank", log_level, log_format)
-    path = str(files_of(model) or model)
+    path = str(resolve(files_of(model) or model))
 
     def localize(config: EngineConfig) -> EngineConfig:
         return msgspec.structs.replace(

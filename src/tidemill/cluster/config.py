@@ -112,7 +112,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
         except ValueError as error:
             key, _, message = str(error).partition(": ")
-            raise _wrong(f"{_place(self)}.{key.removesuffix('_engines')}", message) from None
+            key, message = key.removesuffix("_engines"), message.replace("max_engines", "max")
+            raise _wrong(f"{_place(self)}.{key}", message) from None
 
     @property
     def digest(self) -> str:
