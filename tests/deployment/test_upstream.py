@@ -45,7 +45,6 @@ def test_tables_are_a_gateway_s(deploy: Deploy, monkeypatch: pytest.MonkeyPatch)
             "upstream.routing",
             "'best'",
         ),
-        ("[upstream]", "upstream", "[[upstream.targets]]"),
         ("[gateway]\nx = 1", "gateway", "did you mean upstream?"),
     ],
 )

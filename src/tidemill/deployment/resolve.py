@@ -176,10 +176,6 @@ class _Work:
         prices = plain(self._plain_table("prices", PRICES))
         quotas = plain(self._plain_table("quotas", QUOTAS))
         upstream = plain(self._plain_table("upstream", UPSTREAM))
-        if self._reader.get(("upstream",)) == {}:
-            self._reader.add(
-                ("upstream",), "has no targets: give it [[upstream.targets]], or leave it out"
-            )
         read = ModelReader(self._reader, self._given, server["keep_alive"])
         read.read(models)
         self._sections += read.sections
