@@ -218,4 +218,7 @@ def test_the_adapters_of_a_created_model_must_fit(
     call("create", "mine", "--from", "./tiny", "--adapter", "lora")
     with pytest.raises(TidemillError, match=r"lora cannot be used with brook: .*k_proj"):
         call("create", "other", "--from", "brook", "--adapter", "lora")
+    verse, ahoy = (str(bundled_models()["brook"] / name) for name in ("lora-verse", "soft-ahoy"))
+    with pytest.raises(TidemillError, match=r"ahoy is not added up with other.*prompt adapter"):
+        call("create", "other", "--from", "brook", "--adapter", verse, "--adapter", ahoy)
     assert library.names() == ("mine",)

@@ -119,17 +119,23 @@ def _of_flags(
 
 def check_adapters(name: str, base: Path, adapters: tuple[str, ...]) -> None:
     """Raise for adapters that cannot be used with the model of a name, at a path."""
-    from tidemill.base.errors import TidemillError
+    from tidemill.base.errors import TidemillError, config_error
     from tidemill.loading.adapters.source import open_adapter
     from tidemill.loading.checkpoint import open_model
 
     model = open_model(base)
     for path in adapters:
         try:
-            open_adapter(Path(path), model)
+            opened = open_adapter(Path(path), model)
         except TidemillError as error:
             message = f"the adapter {path} cannot be used with {name}: {error.message}"
             raise TidemillError(error.kind, message, param=error.param) from None
+        if len(adapters) > 1 and opened.alone:
+            raise config_error(
+                "adapter",
+                f"--adapter: {path} is not added up with other adapters: {opened.alone}; give it "
+                "alone",
+            )
 
 
 def check_template(source: str | None) -> None:

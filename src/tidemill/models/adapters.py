@@ -182,6 +182,17 @@ class Adapter:
         return self.vectors is not None or self.prefix is not None
 
     @property
+    def alone(self) -> str:
+        """Why it is not added up with other adapters; empty if it may be."""
+        if self.of_prompt:
+            return "it is a prompt adapter"
+        if self.invocation:
+            return "it is activated by tokens"
+        if any(tensor.magnitude is not None for tensor in self.tensors.values()):
+            return "it has magnitudes (DoRA)"
+        return f"it replaces {next(iter(self.replaced))}" if self.replaced else ""
+
+    @property
     def targets(self) -> frozenset[str]:
         """Canonical names of all changed tensors."""
         return frozenset((*self.tensors, *self.replaced, *self.added))
