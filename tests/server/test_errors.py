@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.server.errors import Problem, named_as_sent
+from tidemill.server.errors import Problem, named_as_sent, reject
 
 NAMES = {
     "max_tokens": "max_output_tokens",
@@ -50,3 +50,8 @@ NAMES = {
 def test_named_as_sent(param: str | None, message: str, sent: str | None, told: str) -> None:
     problem = named_as_sent(Problem(400, "invalid_request_error", message, param), NAMES)
     assert (problem.param, problem.message) == (sent, told)
+
+
+def test_what_this_side_did_wrong_is_no_invalid_request() -> None:
+    kinds = {status: reject(status, "no").problem.type for status in (400, 404, 502, 503, 508)}
+    assert {status for status, kind in kinds.items() if kind == "server_error"} == {502, 503, 508}

@@ -146,7 +146,8 @@ def reject(
     headers: Mapping[str, str] | None = None,
 ) -> Rejection:
     """A rejection with the given status; its type follows from the status."""
-    kind, default = _HTTP_CODES.get(status, ("invalid_request_error", None))
+    other = "server_error" if status >= 500 else "invalid_request_error"
+    kind, default = _HTTP_CODES.get(status, (other, None))
     return Rejection(Problem(status, kind, message, param, code or default, headers or {}))
 
 
