@@ -113,6 +113,8 @@ def test_the_command_line_says_how() -> None:
         ("max=three", "'max=three'"),
         ("min=5,max=2", "min_engines"),
         ("start=0", "start must be above 0"),
+        ("interval=1us", "'interval=1us'"),
+        ("interval=1e-7", "interval must be at least 0.01 seconds"),
         ("start=nan", "'start=nan' has no such value"),
         ("max=100000000", "max must be at most"),
     ],

@@ -16,6 +16,9 @@ from tidemill.simulate.timeline import Timeline
 MOST_ENGINES = 10_000
 """Of a simulated fleet: each takes some milliseconds to make."""
 
+_LEAST_INTERVAL = 0.01
+"""Seconds: each look is an event, also while nothing happens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
@@ -69,6 +72,10 @@ def read_scaling(text: str) -> Scaling | None:
     for name, at_least in own.items():
         if at_least <= 0:
             raise config_error("autoscale", f"autoscale: {name} must be above 0")
+    if own.get("interval", 1.0) < _LEAST_INTERVAL:
+        raise config_error(
+            "autoscale", f"autoscale: interval must be at least {_LEAST_INTERVAL} seconds"
+        )
     try:
         return Scaling(Objectives(**found), **own)  # type: ignore[arg-type]
     except ValueError as error:
