@@ -104,7 +104,7 @@ def _check_eagle(folder: Path, wide: Shape) -> None:
             x[..., made.mark] = inflate.MARK
         layer = EagleLayer(files, 64, {})
         cache, g = layer.cache(0), layer.states(x)
-        layer.read(cache, g[:8], e[:8])
+        layer.read([cache], [8], g[:8], e[:8])
         y = layer.draft([cache], np.array([8]), g[8:], e[8:])
         states.append((y[0], layer.scored(y)[0]))
     (ours, ours_scored), (theirs, theirs_scored) = states

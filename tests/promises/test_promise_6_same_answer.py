@@ -102,9 +102,12 @@ def test_preemption(server: RealServer) -> None:
     flags = ("--kv-memory", "2MiB", "--max-model-len", "256", "--block-size", "16")
     flags += ("--max-queue-tokens", "100000")  # all of them wait, nobody is turned away
     with RealServer(*flags) as other:
-        answers = _all(other, requests, COUNT)
-        assert other.stats()["preemptions"] > 0, "memory was not tight enough to show anything"
-        _assert_same(answers, expected)
+        # Where the machine has other work, requests may come so slowly that few run at a time.
+        for _ in range(6):
+            _assert_same(_all(other, requests, COUNT), expected)
+            if other.stats()["preemptions"] > 0:
+                return
+    raise AssertionError("memory was not tight enough to show anything")
 
 
 def test_speculation_and_a_killed_engine(server: RealServer, alone: list[Answer]) -> None:

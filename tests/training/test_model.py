@@ -189,7 +189,7 @@ def test_eagle_is_trained_as_it_drafts(tokenizer, tmp_path):
     states, tokens = layer.states(each), embedded[0].detach().numpy()
     for begin in (0, 1, 6):
         cache = layer.cache(0)
-        layer.read(cache, states[:begin], tokens[:begin])
+        layer.read([cache], [begin], states[:begin], tokens[:begin])
         x = states[begin : begin + 1]
         for j in range(4):
             at = begin + j

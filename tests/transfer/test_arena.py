@@ -112,6 +112,22 @@ def test_what_is_not_read_comes_back() -> None:
         eventually(lambda: server.outbox.held_bytes == 0)
 
 
+def test_a_fetch_that_is_cancelled_gives_back_its_own_blocks_alone() -> None:
+    with pair() as (_, found):
+        first = fetch_of(found, 0, 1, 2)
+        eventually(lambda: first.left == 0)
+        second = fetch_of(found, 3, 4, 5)  # over the same connection
+        eventually(lambda: second.left == 0)
+        second.cancel()
+        third = fetch_of(found, 6, 7, 8)  # whose blocks are written to what the second gave back
+        for fetch, numbers in ((third, (6, 7, 8)), (first, (0, 1, 2))):
+            for number in numbers:
+                data = take(fetch)
+                assert data is not None and bytes(data) == data_of(number)
+            fetch.give_back()
+        assert found.damaged == 0
+
+
 def test_blocks_come_otherwise_where_nothing_is_shared() -> None:
     with pair("nobody") as (_, found):
         fetch = fetch_of(found, 3)

@@ -59,13 +59,13 @@ class Get(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         names: in the order of the sequence.
         prompt: what the engine does not have of it, it computes; None: it has them.
-        taken: nothing is asked for: so many further blocks of the shared memory were read, in the
-            order in which they were sent.
+        read: nothing is asked for: the block in this slot of the shared memory is not read any
+            more. Blocks of one request may be done with before those of an earlier one; -1: none.
     """
 
     names: tuple[Name, ...]
     prompt: PrefillPrompt | None = None
-    taken: int = 0
+    read: int = -1
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):

@@ -62,12 +62,14 @@ class Arrived(NamedTuple):
         waited: the peer had to compute it first.
         link: they lie in the peer's memory, which it writes again once this is told that they were
             read, or has ended; None: they are this process's.
+        slot: where in the peer's memory.
     """
 
     checksum: int
     data: Buffer
     waited: bool = False
     link: Link | None = None
+    slot: int = -1
 
 
 class _Channel(NamedTuple):
@@ -275,7 +277,7 @@ class Peer:
         """A block's memory is not read any more."""
         if block.link is not None:
             with contextlib.suppress(OSError):
-                block.link.send(Get((), taken=1))
+                block.link.send(Get((), read=block.slot))
         elif isinstance(block.data, bytearray):
             with self._changed:
                 if len(self._free) < SPARE_BUFFERS:
@@ -442,7 +444,7 @@ class Peer:
             if told.slot >= len(slots):
                 raise Damaged("it names memory that it does not share")
             if told.slot >= 0:
-                block = Arrived(checksum, slots[told.slot], told.waited, link)
+                block = Arrived(checksum, slots[told.slot], told.waited, link, told.slot)
             else:
                 with self._changed:
                     data = self._free.pop() if self._free else bytearray(self._nbytes)

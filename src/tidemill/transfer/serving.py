@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -115,7 +114,7 @@ class BlockServer:
         self.outbox.close()
 
     def _run(self, link: Link) -> None:
-        lent = deque[Buffer]()
+        lent: list[Buffer] = []
         try:
             link.set_timeout(SEND_SECONDS)
             if self._open(link):
@@ -160,14 +159,14 @@ class BlockServer:
                 removed = tuple(digest for digest, there in last.items() if not there)
                 link.send(Announce(added, removed, anew and not start, load))
 
-    def _send(self, link: Link, lent: deque[Buffer]) -> None:
+    def _send(self, link: Link, lent: list[Buffer]) -> None:
         while not self._closing.is_set():
             link.set_timeout(None)
             get = link.receive(Get)
             names = get.names[:MAX_NAMES]
             link.set_timeout(SEND_SECONDS)
-            if get.taken:
-                self._return(get.taken, lent)
+            if get.read >= 0:
+                self._return(get.read, lent)
                 continue
             if get.prompt is not None:
                 self._send_computed(link, names, get.prompt, lent)
@@ -186,7 +185,7 @@ class BlockServer:
                 self.outbox.drop([name[0] for name in names[done:asked]])
 
     def _send_computed(
-        self, link: Link, names: tuple[Name, ...], prompt: PrefillPrompt, lent: deque[Buffer]
+        self, link: Link, names: tuple[Name, ...], prompt: PrefillPrompt, lent: list[Buffer]
     ) -> None:
         """Send blocks as they are computed."""
         prefill = None
@@ -236,11 +235,11 @@ class BlockServer:
             self._bring(tuple(name for name in names if name[0] in new))
 
     def _send_block(
-        self, link: Link, name: Name, lent: deque[Buffer], *, waited: bool = False
+        self, link: Link, name: Name, lent: list[Buffer], *, waited: bool = False
     ) -> bool:
         """Whether there is such a block."""
         while len(lent) >= self._most_lent:  # nothing else is said before this block was sent
-            self._return(link.receive(Get).taken, lent)
+            self._return(link.receive(Get).read, lent)
         data = self.outbox.take(name[0], LEASE_SECONDS)
         if data is None:
             link.send(Block())
@@ -261,9 +260,11 @@ class BlockServer:
         self.sent += 1
         return True
 
-    def _return(self, count: int, lent: deque[Buffer]) -> None:
-        """The other side has read so many blocks of the shared memory."""
-        if not 0 < count <= len(lent):
-            raise LinkError("it has read what it was not sent")
-        for _ in range(count):
-            self.outbox.free(lent.popleft())
+    def _return(self, slot: int, lent: list[Buffer]) -> None:
+        """The other side does not read a slot of the shared memory any more."""
+        for i, buffer in enumerate(lent):
+            if self.outbox.slot_of(buffer) == slot:
+                del lent[i]
+                self.outbox.free(buffer)
+                return
+        raise LinkError("it has read what it was not sent")

@@ -106,10 +106,10 @@ def _install_receive_fault(token: int) -> None:
 
     submit = EngineCore.submit
 
-    def faulty_submit(self: EngineCore, client: int, request: Any) -> None:
+    def faulty_submit(self: EngineCore, client: int, request: Any, **how: Any) -> None:
         if token in request.prompt_token_ids:
             os._exit(4)
-        submit(self, client, request)
+        submit(self, client, request, **how)
 
     EngineCore.submit = faulty_submit  # type: ignore[method-assign]
 
