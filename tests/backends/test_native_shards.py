@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from helpers.backend_driver import BackendDriver, options
 from helpers.random_model import (
@@ -22,9 +21,10 @@ from helpers.random_model import (
     with_shared_kv,
     with_windows,
 )
+from helpers.together import Together, computed
 
 from tidemill.backends import native
-from tidemill.backends.base import Backend, BackendOptions, Shard, StepInputs
+from tidemill.backends.base import BackendOptions, Shard
 from tidemill.backends.native import _core
 from tidemill.backends.native.backend import NativeBackend
 from tidemill.base.errors import ErrorKind, TidemillError
@@ -34,33 +34,6 @@ from tidemill.models.tensors import RawTensor
 
 PROMPT = [(7 * i * i + 3) % 131 for i in range(75)]
 SPEC = make_spec(hidden=128, heads=8, kv_heads=4, head_dim=16, intermediate=160)
-
-
-class Ranks:
-    """Steps go to all backends; the leader's results count."""
-
-    def __init__(self, backends: Sequence[NativeBackend]) -> None:
-        self._backends = backends
-        leader = backends[0]
-        self.spec, self.options = leader.spec, leader.options
-
-    def allocate_cache(self, num_blocks: tuple[int, ...], **kwargs: object) -> None:
-        for backend in self._backends:
-            backend.allocate_cache(num_blocks, **kwargs)  # type: ignore[arg-type]
-
-    def submit(self, inputs: StepInputs) -> object:
-        first, *others = [backend.submit(inputs) for backend in self._backends]
-        return _AllHandles(first, others)
-
-
-class _AllHandles:
-    def __init__(self, first: object, others: Sequence[object]) -> None:
-        self._first, self._others = first, others
-
-    def result(self) -> object:
-        for other in self._others:
-            other.result()  # type: ignore[attr-defined]
-        return self._first.result()  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -81,13 +54,6 @@ def ranks_of(
         os.close(descriptor)
 
 
-def computed(backend: Backend | Ranks) -> tuple[np.ndarray, list[list[int]]]:
-    """Logits of a prompt in two cuts, and greedy tokens of two sequences at once."""
-    driver = BackendDriver(backend)  # type: ignore[arg-type]
-    logits = np.concatenate([driver.all_logits(PROMPT), driver.all_logits(PROMPT, chunk=13)])
-    return logits, driver.greedy([PROMPT[:9], PROMPT[20:33]], 6)
-
-
 def check_same(
     spec: DecoderSpec,
     stored: str,
@@ -99,11 +65,11 @@ def check_same(
     tensors = make_tensors(spec, stored)
     chosen = options(**changes)
     whole = native.load(spec, tensors, chosen)
-    expected, tokens = computed(whole)
+    expected, tokens = computed(whole, PROMPT)
     whole.close()
     for count in ranks:
         with ranks_of(spec, tensors, count, chosen) as backends:
-            logits, found = computed(Ranks(backends))
+            logits, found = computed(Together(backends), PROMPT)
             held = [backend.memory().weight_bytes for backend in backends]
         assert logits.tobytes() == expected.tobytes(), count
         assert found == tokens

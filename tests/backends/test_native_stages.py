@@ -22,9 +22,10 @@ from helpers.random_model import (
     with_shared_kv,
     with_windows,
 )
+from helpers.together import Together, computed
 
 from tidemill.backends import native
-from tidemill.backends.base import HIDDEN_ALL, Backend, BackendOptions, Stage, StepInputs
+from tidemill.backends.base import HIDDEN_ALL, Backend, BackendOptions, Stage
 from tidemill.backends.native.backend import NativeBackend
 from tidemill.base.errors import ErrorKind, TidemillError
 from tidemill.models.layers import Latent, Mlp, Moe, Rope
@@ -34,33 +35,6 @@ from tidemill.models.tensors import RawTensor
 
 PROMPT = [(7 * i * i + 3) % 131 for i in range(75)]
 SPEC = make_spec(hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=96)
-
-
-class Stages:
-    """Steps go to all backends; the first one's results count."""
-
-    def __init__(self, backends: Sequence[NativeBackend]) -> None:
-        self._backends = backends
-        first = backends[0]
-        self.spec, self.options = first.spec, first.options
-
-    def allocate_cache(self, num_blocks: tuple[int, ...], **kwargs: object) -> None:
-        for backend in self._backends:
-            backend.allocate_cache(num_blocks, **kwargs)  # type: ignore[arg-type]
-
-    def submit(self, inputs: StepInputs) -> object:
-        first, *others = [backend.submit(inputs) for backend in self._backends]
-        return _AllHandles(first, others)
-
-
-class _AllHandles:
-    def __init__(self, first: object, others: Sequence[object]) -> None:
-        self._first, self._others = first, others
-
-    def result(self) -> object:
-        for other in self._others:
-            other.result()  # type: ignore[attr-defined]
-        return self._first.result()  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -85,13 +59,6 @@ def stages_of(
         yield backends
 
 
-def computed(backend: Backend | Stages) -> tuple[np.ndarray, list[list[int]]]:
-    """Logits of a prompt in two cuts, and greedy tokens of two sequences at once."""
-    driver = BackendDriver(backend)  # type: ignore[arg-type]
-    logits = np.concatenate([driver.all_logits(PROMPT), driver.all_logits(PROMPT, chunk=13)])
-    return logits, driver.greedy([PROMPT[:9], PROMPT[20:33]], 6)
-
-
 def check_same(
     spec: DecoderSpec, stored: str, stages: Sequence[int] = (2,), **changes: object
 ) -> None:
@@ -99,13 +66,13 @@ def check_same(
     tensors = make_tensors(spec, stored)
     chosen = options(**changes)
     whole = native.load(spec, tensors, chosen)
-    expected, tokens = computed(whole)
+    expected, tokens = computed(whole, PROMPT)
     held = whole.memory()
     whole.close()
     for count in stages:
         layers = divide_layers(spec, tensors, count)
         with stages_of(spec, tensors, layers, chosen) as backends:
-            logits, found = computed(Stages(backends))
+            logits, found = computed(Together(backends), PROMPT)
             parts = [backend.memory() for backend in backends]
         assert logits.tobytes() == expected.tobytes(), count
         assert found == tokens
@@ -205,11 +172,11 @@ def test_hidden_states_come_from_the_last_stage() -> None:
 @contextmanager
 def whole_and_stages(
     whole: Backend, tensors: dict[str, RawTensor]
-) -> Iterator[tuple[Backend, Stages]]:
+) -> Iterator[tuple[Backend, Together]]:
     layers = divide_layers(SPEC, tensors, 3)
     try:
         with stages_of(SPEC, tensors, layers, options()) as backends:
-            models = whole, Stages(backends)
+            models = whole, Together(backends)
             for model in models:
                 model.allocate_cache((16,))
             yield models

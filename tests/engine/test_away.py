@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from helpers.addresses import free_address
 from helpers.real_server import RealServer
 
 from tidemill.loading.locate import bundled_models
@@ -28,18 +28,12 @@ BROOK = bundled_models()["brook"]
 MODELS = ("verse", "verse", "ripple")
 
 
-def _address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
-
-
 @contextmanager
 def _pair(
     key: dict[str, str] = KEY, mine: tuple[str, ...] = (), theirs: tuple[str, ...] = ()
 ) -> Iterator[tuple[RealServer, RealServer, str]]:
     """Two servers, and where the second's engine listens."""
-    here, there = _address(), _address()
+    here, there = free_address(), free_address()
     with (
         RealServer(*FLAGS, *mine, "--kv-listen", here, environment=KEY) as one,
         RealServer(
@@ -206,7 +200,7 @@ def test_requests_stay_where_the_other_engine_cannot_take_them() -> None:
         quiet = _moved(one, lambda: None, 2)
 
         def fail() -> None:
-            for to, status in ((there, 503), (_address(), 503), ("nowhere", 400)):
+            for to, status in ((there, 503), (free_address(), 503), ("nowhere", 400)):
                 answer = one.http.post("/admin/engines/drain", json={"model": "brook", "to": to})
                 assert answer.status_code == status, answer.text
                 assert to in answer.text

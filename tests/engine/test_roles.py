@@ -4,7 +4,6 @@ and the answers are a quiet run's, whatever is killed meanwhile."""
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+from helpers.addresses import free_address
 from helpers.real_server import RealServer
 
 from tidemill.transfer.link import KEY_VARIABLE
@@ -21,16 +21,10 @@ KEY = {KEY_VARIABLE: "a secret of these tests"}
 STREAMS, PROMPTS = 4, 4
 
 
-def _address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
-
-
 @contextmanager
 def _pair() -> Iterator[tuple[RealServer, RealServer]]:
     """One that computes prompts, and one that gives it prompts."""
-    there = _address()
+    there = free_address()
     with (
         RealServer(*FLAGS, "--role", "prefill", "--kv-listen", there, environment=KEY) as one,
         RealServer(*FLAGS, "--role", "decode", "--kv-peers", there, environment=KEY) as two,

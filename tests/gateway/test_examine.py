@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import socket
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from helpers.addresses import free_port
 from helpers.scripted_target import ScriptedTarget, chat, running
 
 from tidemill.cli.main import app_of
 from tidemill.contract.gateway import PROTOCOL, interoperate
 from tidemill.gateway import examine
 from tidemill.gateway.probe import Probes
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _doctor(file: Path, *flags: str) -> tuple[int, str]:
@@ -97,7 +91,7 @@ def test_dates_of_whole_seconds_are_no_difference_of_clocks(
 def test_a_target_that_is_not_there_and_engines_that_differ(tmp_path: Path) -> None:
     one = ScriptedTarget(chat("x"), load=_load("i"))
     two = ScriptedTarget(chat("x"), load=_load("j"))
-    gone = ScriptedTarget(chat("x"), url=f"http://127.0.0.1:{_free_port()}")
+    gone = ScriptedTarget(chat("x"), url=f"http://127.0.0.1:{free_port()}")
     with running(one, two):
         code, text = _doctor(_file(tmp_path, one, two, gone))
     assert code == 1 and "c: no connection" in text

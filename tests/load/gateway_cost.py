@@ -24,6 +24,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+from helpers.addresses import free_port
 
 TOKENS, INTERVAL = 160, 0.1
 """Of a stream of many; seconds between its tokens."""
@@ -183,18 +184,10 @@ def _gateway(folder: Path, target: int) -> tuple[subprocess.Popen[bytes], str]:
         f'[[targets]]\nname = "t"\nurl = "http://127.0.0.1:{target}"\nkind = "openai"\n'
         'models = ["m"]\nmax_active = 4000\n'
     )
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "tidemill", "gateway", "--config", str(config)]
     command += ["--port", str(port), "--database", "none", "--log-level", "warning"]
     return subprocess.Popen(command), f"http://127.0.0.1:{port}"
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
 
 
 async def _until_open(url: str) -> None:
@@ -219,7 +212,7 @@ def main() -> int:
     given = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2**14), hard))
-    port = given.target_port or _free_port()
+    port = given.target_port or free_port()
     target = multiprocessing.get_context("spawn").Process(target=_target, args=(port,), daemon=True)
     target.start()
     with tempfile.TemporaryDirectory() as folder:

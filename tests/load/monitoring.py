@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from helpers.addresses import free_address
 from helpers.real_server import RealServer
 
 from tidemill.cli.dashboards import SCRAPE, dashboards
@@ -143,9 +143,7 @@ def prometheus(folder: Path, target: str) -> Iterator[httpx.Client]:
     """A Prometheus that scrapes a server each second."""
     config = SCRAPE.replace("127.0.0.1:8000", target).replace("15s", "1s")
     (folder / "prometheus.yml").write_text(config)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    address = free_address()
     process = subprocess.Popen(
         [
             program("prometheus"),

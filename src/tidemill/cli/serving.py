@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,6 +191,7 @@ def _step_watches(home: Path) -> WatchSteps | None:
 def _with_adapters(models: Sequence[ModelOptions], texts: Sequence[str]) -> list[ModelOptions]:
     """The models with the adapters of the command line. Raises CONFIG."""
     from tidemill.base.errors import config_error
+    from tidemill.library.definition.recipe import adapter_path
     from tidemill.server.host.adapters import declared_adapters
 
     found = list(models)
@@ -201,21 +202,9 @@ def _with_adapters(models: Sequence[ModelOptions], texts: Sequence[str]) -> list
         if any(name in (model.name, *model.aliases) for model in found):
             raise config_error("adapter", f"--adapter {name}: a model is called so, too")
         model = found[owners[0]]
-        new = {**model.adapters, name: _located(name, path)}
+        new = {**model.adapters, name: adapter_path(path, Path.cwd(), f"--adapter {name}")}
         found[owners[0]] = dataclasses.replace(model, adapters=new)
     return found
-
-
-def _located(name: str, text: str) -> str:
-    """Absolute path of an adapter. Raises CONFIG with its name."""
-    from tidemill.base.errors import TidemillError
-    from tidemill.library.locate import locate_adapter
-
-    try:
-        return str(locate_adapter(text))
-    except TidemillError as error:
-        message = f"--adapter {name}: {error.message}"
-        raise TidemillError(error.kind, message, param=error.param) from None
 
 
 def check_grpc(host: str, port: int) -> None:
@@ -275,9 +264,21 @@ def model_options(deployment: Deployment, say: Say) -> Iterator[ModelOptions]:
             model.aliases,
             pin=model.pin,
             keep_alive=model.keep_alive,
-            adapters={name: _located(name, path) for name, path in model.adapters.items()},
+            adapters=_adapters_of(model),
             adapter_folder=model.adapter_folder,
         )
+
+
+def _adapters_of(model: ModelSettings) -> Mapping[str, str]:
+    """Names and absolute paths of a model's adapters. Raises CONFIG."""
+    if not model.adapters:
+        return {}
+    from tidemill.library.definition.recipe import adapter_path  # most models have none
+
+    return {
+        name: adapter_path(path, Path.cwd(), f"{model.name}, adapter {name}")
+        for name, path in model.adapters.items()
+    }
 
 
 def _answering(deployment: Deployment) -> dict[str, str]:

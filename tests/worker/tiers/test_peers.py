@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers.addresses import free_address
 
 from tidemill import LLM, SamplingParams
 from tidemill.base.errors import ErrorKind, TidemillError
@@ -24,12 +24,6 @@ PROMPT = [5, 9, 12, 30, 7] * 120
 @pytest.fixture(autouse=True)
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "a secret of this test")
-
-
-def free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 def ids_of(llm: LLM, prompt: list[int]) -> tuple[list[int], int]:
